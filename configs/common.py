@@ -135,7 +135,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       tensor=field(1, at_least=1),
       # Order of results.
       search_order=field('auto', one_of=('auto', 'deterministic', 'arrival')),
-      # True: decodes while the host reads the last decode.
+      # True: decodes while the host reads the last decode, as GPUs and TPUs
+      # always do.
       async_decode=tracked(False),
       # Seconds until a search counts as failed.
       search_timeout_secs=field(60.0, above=0),

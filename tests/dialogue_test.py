@@ -9,6 +9,7 @@ import unicodedata
 import hypothesis
 from hypothesis import strategies as st
 import pytest
+import text_oracles
 import tiny
 
 from searchrl.agent import dialogue as dialogues
@@ -180,6 +181,7 @@ def test_neutralised_text_holds_nothing_that_is_parsed(text):
       'search', (f'{shown}x'.strip(),))  # no tag inside
   assert dialogues.neutralise(shown) == shown
   assert unicodedata.normalize('NFC', shown) == shown  # as tokenizers do
+  assert shown == text_oracles.neutralise(text)
 
 
 PASSAGES = st.lists(st.builds(

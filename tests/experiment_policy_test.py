@@ -3,6 +3,7 @@
 """experiment/policy: the policy of a run, its slots and its engine."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -93,6 +94,14 @@ def test_searches_over_a_network_enter_as_they_arrive(inner, search_order):
   config.rollout.update(max_length=192)
   sampler, _ = policy.build(config, meshes.make(**config.mesh), limit=1)
   assert sampler.schedule.search_order == search_order
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
+def test_accelerators_decode_while_the_host_reads(platform):
+  mesh = types.SimpleNamespace(size=1, devices=np.array([
+      types.SimpleNamespace(platform=platform, process_index=0)]))
+  schedule = policy.schedule(mesh, config_of().rollout)
+  assert schedule.async_decode == (platform != 'cpu')
 
 
 OPTIONS = dict(

@@ -75,6 +75,7 @@ def test_nothing_in_a_neutralised_text_looks_like_a_tag(dice: Dice):
   assert not found, (found, text)
   assert neutralise(shown) == shown == unicodedata.normalize('NFC', shown)
   assert len(shown) <= 3 * len(text)  # as NFC may add
+  assert shown == text_oracles.neutralise(text)
 
 
 @fuzzed()

@@ -172,6 +172,8 @@ def test_ids_add_the_bytes_of_their_pieces(tokenizer):
     ids = rng.integers(0, tokenizer.vocab_size, length).tolist()
     joined = b''.join(tokenizer.token_bytes[i] for i in ids)
     assert tokenizer.decode(ids) == joined.decode(errors='replace')
+    assert tokenizer.decode(ids) == tokenizer._fast.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
   special = [id_ for id_, piece in enumerate(tokenizer.token_bytes)
              if not piece]
   assert set(special) == tokenizer.special_ids
@@ -197,6 +199,19 @@ def test_text_from_outside_is_plain_and_whole(tokenizer, text):
   assert data == written(tokenizer, shown)
   assert not tokenizer.special_ids.intersection(ids)
   assert not tokenizer.special_ids.intersection(tokenizer.encode_data(text))
+
+
+@quick
+@hypothesis.given(texts=st.lists(st.one_of(
+    FRAGMENTS, st.sampled_from(TEXTS)), max_size=5))
+def test_passages_have_the_ids_of_one_text_at_a_time(tokenizer, texts):
+  """Whether they are new or known, in one batch with others or alone."""
+  expected = [tuple(tokenizer._fast.encode(
+      text, add_special_tokens=False, split_special_tokens=True))
+              for text in texts]
+  assert tokenizer.encode_passages(texts) == expected
+  assert tokenizer.encode_passages(texts[::-1]) == expected[::-1]
+  assert [tokenizer.encode_data(text) for text in texts] == expected
 
 
 def test_no_added_token_survives_in_a_passage(tokenizer):

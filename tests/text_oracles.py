@@ -4,10 +4,12 @@
 
 import json
 import re
+import unicodedata
 
 from strategies import TAGS
 
 from searchrl.agent import formats
+from searchrl.agent import markup
 from searchrl.trajectory import Action
 
 
@@ -17,6 +19,26 @@ def read(text: str, *names: str) -> str:
     if any(text[:end].endswith(f'</{name}>') for name in names):
       return text[:end]
   return text
+
+
+def neutralise(text: str) -> str:
+  """`markup.neutralise`, character by character, for any text alike."""
+  text = ''.join(c for c in text if c in '\n\t' or
+                 unicodedata.category(c) not in ('Cc', 'Cf'))
+  for form in ('', 'NFC'):
+    text = unicodedata.normalize(form, text) if form else text
+    text = markup._MARKS.sub(markup._thinned, f'\n{text}')[1:]
+  plain, origin = [], []
+  for i, c in enumerate(text):
+    if c in markup._UNSEEN:
+      continue
+    folded = ' ' if c == '▁' else unicodedata.normalize('NFKC', c)
+    plain.append(folded)
+    origin += [i] * len(folded)
+  characters = list(text)
+  for mark in markup._MARK.finditer(''.join(plain)):
+    characters[origin[mark.start()]] = {'<': '‹', '[': '⁅'}[mark[0]]
+  return ''.join(characters)
 
 
 def tag_action(text: str) -> Action:

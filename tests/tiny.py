@@ -77,5 +77,8 @@ class Tokenizer:
   def with_start(self, ids):
     return ids
 
+  def encode_passages(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    return [*map(self.encode, texts)]
+
   def decode(self, ids: Sequence[int]) -> str:
     return b''.join(self.token_bytes[i] for i in ids).decode(errors='replace')

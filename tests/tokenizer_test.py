@@ -41,6 +41,8 @@ def test_bytes_of_ids_are_the_bytes_of_their_text(tokenizer):
     ids = rng.integers(0, tokenizer.vocab_size, length).tolist()
     joined = b''.join(tokenizer.token_bytes[i] for i in ids)
     assert tokenizer.decode(ids) == joined.decode('utf-8', errors='replace')
+    assert tokenizer.decode(ids) == tokenizer._fast.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def test_every_single_token_has_the_bytes_it_decodes_to(tokenizer):
@@ -187,10 +189,11 @@ def test_a_stop_string_is_found_in_every_kind_of_pieces():
 
 def test_a_fast_tokenizer_that_cannot_split_is_refused(monkeypatch):
   tokenizer = chats.sentence_piece()
-  plain = tokenizer._fast.encode
+  plain = type(tokenizer._fast).__call__
   monkeypatch.setattr(
-      tokenizer._fast, 'encode',
-      lambda text, split_special_tokens=False, **kw: plain(text, **kw))
+      type(tokenizer._fast), '__call__',
+      lambda self, texts, split_special_tokens=False, **options: plain(
+          self, texts, **options))
   with pytest.raises(ValueError, match=r"encoding 'a</s>b' gave ids \[2\]"):
     tokenizer.encode_data('a</s>b')
 

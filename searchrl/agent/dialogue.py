@@ -249,16 +249,41 @@ def observation(
     passage_tokens: Number of tokens to which each passage is cut.
     action_tokens: Ids of the turn with the queries.
   """
-  ids, cut = list(_ending(dialogue, tokenizer, action_tokens)), 0
-  ids += tokenizer.encode(dialogue.before)
-  for piece in dialogue.arrange(dialogue.passage, results):
-    piece = in_json(piece, dialogue.json_levels)
-    passage = tokenizer.encode_data(piece)
-    if len(passage) > passage_tokens:
-      passage = _cut(dialogue, passage, tokenizer, passage_tokens)
-      cut += 1
-    ids += passage
-  return Observation((*ids, *tokenizer.encode(dialogue.after)), cut)
+  return observations(dialogue, [(results, action_tokens)], tokenizer,
+                      passage_tokens=passage_tokens)[0]
+
+
+def observations(
+    dialogue: Dialogue,
+    searches: Sequence[tuple[Sequence[Passages], Sequence[int]]],
+    tokenizer,
+    *,
+    passage_tokens: int,
+) -> list[Observation]:
+  """Writes many observations, whose passages are encoded in one batch.
+
+  Args:
+    dialogue: The protocol.
+    searches: Results and action tokens of each, as in `observation`.
+    tokenizer: The tokenizer; see `agent.tokenizer`.
+    passage_tokens: Number of tokens to which each passage is cut.
+  """
+  pieces = [[in_json(piece, dialogue.json_levels)
+             for piece in dialogue.arrange(dialogue.passage, results)]
+            for results, _ in searches]
+  passages = iter(tokenizer.encode_passages([*itertools.chain(*pieces)]))
+  written = []
+  for of_one, (_, action_tokens) in zip(pieces, searches):
+    ids, cut = list(_ending(dialogue, tokenizer, action_tokens)), 0
+    ids += tokenizer.encode(dialogue.before)
+    for passage in itertools.islice(passages, len(of_one)):
+      if len(passage) > passage_tokens:
+        passage = _cut(dialogue, passage, tokenizer, passage_tokens)
+        cut += 1
+      ids += passage
+    ids += tokenizer.encode(dialogue.after)
+    written.append(Observation(tuple(ids), cut))
+  return written
 
 
 def _ending(dialogue: Dialogue, tokenizer,

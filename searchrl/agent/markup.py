@@ -21,13 +21,14 @@ _MARK = re.compile(  # also < at the end of a text, where a tag may be completed
     rf'<(?=[\s/]*(?:\Z|(?:{_TAGS})\b|s\s*[>≯]|\|\s*(?:\w|\Z)|'
     r'<[\s/]*(?:SYS\b|\Z)))|'
     rf'\[(?=[\s/]*(?:{_CONTROLS})\s*\])', re.IGNORECASE)
-_BRACKETS = re.compile(r'[<＜﹤\[［﹇]')  # all that NFKC turns into < or [
+_BRACKETS = '<＜﹤[［﹇'  # all that NFKC turns into < or [
 _BROKEN = {'<': '‹', '[': '⁅'}  # replacements that NFKC does not change
 # Invisible characters that are not controls. Some belong to emoji, Korean or
 # Mongolian, so they are kept, but tags are recognised as if they were absent.
 _UNSEEN = frozenset(map(chr, itertools.chain(
     (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0),
     range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0000, 0xE1000))))
+_CONTROLS_OF_ASCII = re.compile(r'[\x00-\x08\x0b-\x1f\x7f]')
 _SPACE = '▁'  # character that SentencePiece reads as a space
 _OTHERS = r'[^\w\s\x00-\x7f]'  # a class that includes all combining marks
 _MARKS = re.compile(rf'[\n\t]{_OTHERS}+|{_OTHERS}{{31,}}')
@@ -47,11 +48,8 @@ def neutralise(text: str) -> str:
   sort them grows with the square of their number (Unicode's annex 15, section
   13).
   """
-  text = ''.join(c for c in text if c in '\n\t' or
-                 unicodedata.category(c) not in ('Cc', 'Cf'))
-  # After the removal above, because a joiner keeps a character's parts apart.
-  text = _few_marks(unicodedata.normalize('NFC', _few_marks(text)))
-  if not _BRACKETS.search(text):
+  text = _visible(text)
+  if not _has_bracket(text):
     return text
   plain, origin = _plain(text)
   characters = list(text)
@@ -62,10 +60,27 @@ def neutralise(text: str) -> str:
 
 def shows_tag(text: str) -> bool:
   """Returns whether `neutralise` would break a tag or control word here."""
-  return bool(_BRACKETS.search(text) and _MARK.search(_plain(text)[0]))
+  return _has_bracket(text) and bool(_MARK.search(_plain(text)[0]))
+
+
+def _has_bracket(text: str) -> bool:
+  return any(bracket in text for bracket in _BRACKETS)
+
+
+def _visible(text: str) -> str:
+  """Returns the text in NFC, without controls and with few marks in a row."""
+  if text.isascii():
+    return _CONTROLS_OF_ASCII.sub('', text)
+  for c in set(text) - {'\n', '\t'}:
+    if unicodedata.category(c) in ('Cc', 'Cf'):
+      text = text.replace(c, '')
+  # After the removal above, because a joiner keeps a character's parts apart.
+  return _few_marks(unicodedata.normalize('NFC', _few_marks(text)))
 
 
 def _few_marks(text: str) -> str:
+  if not any(map(unicodedata.combining, set(text))):
+    return text
   return _MARKS.sub(_thinned, f'\n{text}')[1:]
 
 
@@ -83,16 +98,17 @@ def _thinned(marks: re.Match) -> str:
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:
   """Returns the visible text in NFKC, and each character's index in `text`."""
-  if text.isascii():
-    return text, range(len(text))
-  plain, origin = [], []
-  for i, c in enumerate(text):
-    if c < '\x80':
-      folded = c
-    elif c in _UNSEEN:
-      continue
-    else:
-      folded = ' ' if c == _SPACE else unicodedata.normalize('NFKC', c)
-    plain.append(folded)
-    origin += [i] * len(folded)
-  return ''.join(plain), origin
+  folded = {c: _folded(c) for c in set(text) if c >= '\x80'}
+  if all(len(characters) == 1 for characters in folded.values()):
+    changed = {ord(c): other for c, other in folded.items() if c != other}
+    return text.translate(changed) if changed else text, range(len(text))
+  pieces = [folded.get(c, c) for c in text]
+  origin = [i for i, piece in enumerate(pieces) for _ in piece]
+  return ''.join(pieces), origin
+
+
+def _folded(c: str) -> str:
+  """Returns what a reader sees of a character, in NFKC."""
+  if c in _UNSEEN:
+    return ''
+  return ' ' if c == _SPACE else unicodedata.normalize('NFKC', c)

@@ -17,6 +17,8 @@ from typing import Any
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 _BYTE = re.compile(r'<0x([0-9A-Fa-f]{2})>')
+# Passages whose ids are kept, and the length of one in characters: about 50 MB.
+_PASSAGES, _LONGEST = 2**13, 4096
 # A template may write today's date. A run that is resumed tomorrow must have
 # the same prompts, so the day is always the default of Llama's templates.
 _TODAY = ("{% macro strftime_now(format) %}{{ {'%Y-%m-%d': '2024-07-26'}"
@@ -62,6 +64,10 @@ class Tokenizer:
     self.eos_ids = tuple(eos_ids)
     self.pad_id = (self.eos_ids[0] if fast.pad_token_id is None
                    else fast.pad_token_id)
+    self._known: dict[str, tuple[int, ...]] = {}  # ids of recent passages
+    self._encode_own = functools.lru_cache(256)(
+        lambda text: self._encode([text])[0])
+    self._is_byte_level = _is_byte_level(fast.backend_tokenizer.decoder)
     self._anchor = self._find_anchor()
     self.leading_space = ' ' if self._anchor else ''
 
@@ -72,7 +78,7 @@ class Tokenizer:
     before a text is left out. Half a surrogate pair, which is not a character,
     becomes a question mark.
     """
-    return self._encode(text)
+    return self._encode_own(text)
 
   def encode_first(self, text: str) -> tuple[int, ...]:
     """Returns ids of a text that begins a sequence; special tokens count.
@@ -80,7 +86,7 @@ class Tokenizer:
     They are those of the tokenizer's own call: `start_ids`, and SentencePiece's
     space before the first word. A text that writes BOS itself has it once.
     """
-    return self.with_start(self._ids(text))
+    return self.with_start(*self._ids([text]))
 
   def with_start(self, ids: tuple[int, ...]) -> tuple[int, ...]:
     """Returns ids that begin with `start_ids`, which are added if missing."""
@@ -93,7 +99,7 @@ class Tokenizer:
 
     They begin every sequence, except a chat, whose template writes them.
     """
-    plain, whole = self._ids('a'), tuple(self._fast.encode('a'))
+    (plain,), whole = self._ids(['a']), tuple(self._fast.encode('a'))
     return whole[:next((i for i in range(len(whole))
                         if whole[i:i + len(plain)] == plain), 0)]
 
@@ -104,17 +110,39 @@ class Tokenizer:
       ValueError: The ids include a special token all the same. The unknown
         token is allowed, because some tokenizers cannot write every character.
     """
-    ids = self._encode(text, split_special_tokens=True)
-    special = self.special_ids.intersection(ids) - {self._fast.unk_token_id}
-    if special:
-      raise ValueError(
-          f'text from outside may hold no special token, but encoding '
-          f'{text[:60]!r} gave ids {sorted(special)}. This tokenizer cannot '
-          'split special tokens; use its fast version.')
+    return self._encode_data([text])[0]
+
+  def encode_passages(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Returns what `encode_data` returns for each text.
+
+    The texts are encoded in one batch, on all cores. Recent ones are kept,
+    because the samples of a question find the same passages.
+    """
+    ids = {text: self._known[text] for text in texts if text in self._known}
+    new = [text for text in dict.fromkeys(texts) if text not in ids]
+    if new:
+      ids |= zip(new, self._encode_data(new))
+    if len(self._known) >= _PASSAGES:
+      self._known = {}
+    self._known |= {text: ids[text] for text in new if len(text) <= _LONGEST}
+    return [ids[text] for text in texts]
+
+  def _encode_data(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    ids = self._encode(texts, split_special_tokens=True)
+    for text, of_text in zip(texts, ids):
+      special = self.special_ids.intersection(of_text)
+      if special - {self._fast.unk_token_id}:
+        raise ValueError(
+            f'text from outside may hold no special token, but encoding '
+            f'{text[:60]!r} gave ids {sorted(special)}. This tokenizer cannot '
+            'split special tokens; use its fast version.')
     return ids
 
   def decode(self, ids: Sequence[int]) -> str:
     """Returns the text of ids, without special tokens."""
+    if self._is_byte_level:
+      return b''.join([self.token_bytes[id_] for id_ in ids]).decode(
+          errors='replace')
     return self._fast.decode(
         list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -195,20 +223,25 @@ class Tokenizer:
         b'' if piece is None or id_ in self.special_ids else to_bytes(piece)
         for id_, piece in enumerate(self._pieces))
 
-  def _encode(self, text: str, **options) -> tuple[int, ...]:
-    ids = self._ids(self._anchor + text, **options)
-    anchor = self._anchor_ids if self._anchor else ()
-    if ids[:len(anchor)] == anchor:
-      return ids[len(anchor):]
-    return self._ids(text, **options)  # the anchor has merged with the text
+  def _encode(self, texts: Sequence[str], **options) -> list[tuple[int, ...]]:
+    ids = self._ids([self._anchor + text for text in texts], **options)
+    if not self._anchor:
+      return ids
+    anchor, size = self._anchor_ids, len(self._anchor_ids)
+    return [of_text[size:] if of_text[:size] == anchor
+            else self._ids([text], **options)[0]  # they have merged
+            for text, of_text in zip(texts, ids)]
 
-  def _ids(self, text: str, **options) -> tuple[int, ...]:
-    text = text.encode(errors='replace').decode()  # half a pair: a ?
-    return tuple(self._fast.encode(text, add_special_tokens=False, **options))
+  def _ids(self, texts: Sequence[str], **options) -> list[tuple[int, ...]]:
+    texts = [text.encode(errors='replace').decode()  # half a pair: a ?
+             for text in texts]
+    return [*map(tuple, self._fast(
+        texts, add_special_tokens=False, return_attention_mask=False,
+        **options)['input_ids'])]
 
   @functools.cached_property
   def _anchor_ids(self) -> tuple[int, ...]:
-    return self._ids(self._anchor)
+    return self._ids([self._anchor])[0]
 
   def _find_anchor(self) -> str:
     """Returns a text after which another one continues without a space.
@@ -216,16 +249,16 @@ class Tokenizer:
     The text is a character that no tokenizer has learned to merge with others,
     or '' if the tokenizer puts no space before a text.
     """
-    alone, word = self._ids('\x01'), self._ids('a')
+    alone, word, both = self._ids(['\x01', 'a', '\x01a'])
     puts_space = self.decode((*alone, *word)) == self.decode(alone) + ' a'
-    continues = self._ids('\x01a')[:len(alone)] == alone
+    continues = both[:len(alone)] == alone
     return '\x01' if alone and puts_space and continues else ''
 
 
 def _piece_reader(decoder) -> Callable[[str], bytes]:
   """Returns a function from a piece of the vocabulary to its bytes."""
   join = ' '.join if decoder is None else decoder.decode
-  if join(['Ġ']) == ' ':  # byte-level BPE: a character stands for a byte
+  if _is_byte_level(decoder):
     to_byte = {c: b for b, c in _byte_characters().items()}
     return lambda piece: (
         bytes(to_byte[c] for c in piece) if all(c in to_byte for c in piece)
@@ -240,6 +273,11 @@ def _piece_reader(decoder) -> Callable[[str], bytes]:
     return join(['a', piece])[len(join(['a'])):].encode()
 
   return read
+
+
+def _is_byte_level(decoder) -> bool:
+  """Returns whether each character of a piece stands for a byte."""
+  return decoder is not None and decoder.decode(['Ġ']) == ' '
 
 
 def _byte_characters() -> dict[int, str]:

@@ -90,7 +90,8 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
 
   Search order 'auto' is deterministic on a CPU that also runs the search, and
   if processes run in lockstep. It is by arrival for remote searches and on
-  other devices, which would otherwise be idle during a search.
+  other devices, which would otherwise be idle during a search. Devices that are
+  no CPU decode while the host reads the decode before.
 
   Raises:
     ValueError: Processes in lockstep cannot admit by arrival.
@@ -107,7 +108,8 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
     here = mesh.devices.flat[0].platform == 'cpu' and not is_remote
     search_order = 'deterministic' if here or together else 'arrival'
   return driver.Schedule(
-      search_order=search_order, async_decode=options.async_decode,
+      search_order=search_order, async_decode=(
+          options.async_decode or mesh.devices.flat[0].platform != 'cpu'),
       search_timeout_secs=options.search_timeout_secs,
       search_calls=options.search_calls)
 

@@ -306,27 +306,33 @@ class _Slots:
       results = self.searches.ready()
     else:  # there is nothing else to do
       results = self.searches.some()
-    return [entry for slot, of_slot in results.items()
-            if (entry := self._observe(self.active[slot], of_slot))]
+    return self._observe(results)
 
-  def _observe(self, entry: _Unfinished,
-               results: Sequence[Passages | SearchError]
-              ) -> _Unfinished | None:
-    """Prepares the observation of a search, or ends its trajectory."""
-    passages: list[Passages] = []
-    for result in results:
-      if isinstance(result, SearchError):
-        self._finish(entry, 'search_error', search_error=result)
-        return None
-      passages.append(result)
-    observation = dialogues.observation(
-        self.dialogue, passages, self.tokenizer,
-        passage_tokens=self.budgets.passage_tokens,
-        action_tokens=entry.trajectory.turns[-1].action_tokens)
-    entry.amend(passages=tuple(itertools.chain.from_iterable(passages)),
-                passages_cut=observation.passages_cut)
-    entry.pending = observation.tokens
-    return entry
+  def _observe(self, results: Results) -> list[_Unfinished]:
+    """Prepares the observations of searches; a failed one ends its trajectory.
+    """
+    entries: list[_Unfinished] = []
+    searches: list[tuple[list[Passages], tuple[int, ...]]] = []
+    for slot, of_slot in results.items():
+      entry = self.active[slot]
+      passages: list[Passages] = []
+      for result in of_slot:
+        if isinstance(result, SearchError):
+          self._finish(entry, 'search_error', search_error=result)
+          break
+        passages.append(result)
+      else:
+        entries.append(entry)
+        searches.append((passages, entry.trajectory.turns[-1].action_tokens))
+    observations = dialogues.observations(
+        self.dialogue, searches, self.tokenizer,
+        passage_tokens=self.budgets.passage_tokens)
+    for entry, (passages, _), observation in zip(
+        entries, searches, observations):
+      entry.amend(passages=tuple(itertools.chain.from_iterable(passages)),
+                  passages_cut=observation.passages_cut)
+      entry.pending = observation.tokens
+    return entries
 
   def _finish(self, entry: _Unfinished, reason: StopReason, **fields) -> None:
     self.finished[entry.row] = dataclasses.replace(
