@@ -457,7 +457,7 @@ def test_a_failing_engine_is_503_and_ends_the_serving(capsys):
 def test_it_writes_the_same_documents_alone_and_beside_others(serving):
   host, port = servers.place(serving())
   write = completions.Completions(
-      urls=(f'http://{host}:{port}/v1/chat/completions',), model='it',
+      urls=(f'http://{host}:{port}/v1/chat/completions',), model='owner/It',
       prompts=Prompts('{query}', '{query}'), max_tokens=12,
       try_secs=120.0, deadline_secs=120.0)
   tasks = [documents.task(Query('go on', 2, tiny.question(str(i))), noise=0.5,

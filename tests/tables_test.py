@@ -48,11 +48,27 @@ def test_every_command_of_a_table_names_a_config(name, small):
             f'configs.{module.removesuffix(".py")}').get_config(text)
         assert folder.startswith('runs/')
         if not small:
-          assert made.model.path in {
-              MODELS[model].hub_id, MODELS[f'{model}-instruct'].hub_id}
+          role = made.get('solver', made)  # a run, or Dr. Zero's
+          instruct = MODELS.get(f'{model}-instruct', MODELS[model])
+          assert role.model.path in {MODELS[model].hub_id, instruct.hub_id}
         if source.method:
           assert source.method in made.evaluate.methods
   assert not small or {*ways} <= {*table['rows']}
+
+
+@pytest.mark.parametrize('name', tables.names())
+def test_rows_that_another_run_makes_have_folders_of_their_own(name):
+  table = tables.load(name)
+  for ways, fields in ((table['rows'], dict(model='m')),
+                       (table['small'], dict(size='smoke'))):
+    sources = [tables.source(way, 'runs', **fields) for way in ways.values()]
+    places = [(source.commands[-1], source.method, source.within)
+              for source in sources if source.commands]
+    folders = {command[2]: command for source in sources
+               for command in source.commands}
+    assert len({*places}) == len(places)
+    assert all(folders[command[2]] == command for source in sources
+               for command in source.commands)
 
 
 def written(folder, rows):

@@ -15,6 +15,7 @@ A table is a file such as search_r1/table2.toml. Its keys are
                        of its own, with {runs}
   needs                a config whose run must be there before
   method               the method's name in a comparison of several; '': none
+  within               a folder of the run that has the scores; '': the run's
   name                 the folder of the run; by default made of the config
 
 A row without a config cannot be measured yet.
@@ -58,6 +59,13 @@ class Source(NamedTuple):
 
   commands: tuple[tuple[str, str, str], ...]  # config, flags, folder of the run
   method: str
+  within: str = ''
+
+  @property
+  def scores(self) -> pathlib.Path | None:
+    """The file of scores; None if it is not there."""
+    return _table_of(pathlib.Path(self.commands[-1][2]) / self.within
+                    ) if self.commands else None
 
 
 def source(way: Mapping[str, str], runs: str, **fields: str) -> Source:
@@ -79,7 +87,7 @@ def source(way: Mapping[str, str], runs: str, **fields: str) -> Source:
       is_last = key == 'config'
       commands.append((config, fill(way.get('flags', '')) * is_last, str(
           pathlib.Path(runs) / (fill(way.get('name', '')) * is_last or folder))))
-  return Source(tuple(commands), way.get('method', ''))
+  return Source(tuple(commands), way.get('method', ''), way.get('within', ''))
 
 
 def run(config, workdir: str) -> None:
@@ -94,8 +102,9 @@ def run(config, workdir: str) -> None:
   table = load(options.name)
   rows, commands = [], []
   for model, row, paper, way in _lines(table, options):
-    commands += [command for command in way.commands
-                 if not _table_of(command[2])]
+    if not way.scores:
+      commands += [command for command in way.commands[:-1]
+                   if not _is_there(command[2])] + [*way.commands[-1:]]
     rows += cells(table, model, row, paper, way, is_small=bool(options.small))
   text = '\n\n'.join(filter(None, (
       f'{table["title"]} of arXiv:{table["arxiv"]}, in '
@@ -158,7 +167,7 @@ def _measured(way: Source, score: str
   That of the mean is made of those of the sets. F1 has the interval of a share
   of questions, which is wider than its own.
   """
-  file = _table_of(way.commands[-1][2]) if way.commands else None
+  file = way.scores
   rows = [row for row in json.loads(file.read_text()) if
           row.get('method', '') == way.method and row.get('hops') == 'all'
           and row['decoding'] == 'greedy' and row['engine'] != 'noise'
@@ -175,12 +184,18 @@ def _measured(way: Source, score: str
   return result
 
 
-def _table_of(folder: str) -> pathlib.Path | None:
+def _table_of(folder: pathlib.Path) -> pathlib.Path | None:
   """Returns the scores of a run or an evaluation; None if they are not there.
   """
   return next((file for file in (
-      pathlib.Path(folder) / place / evaluator.TABLE
+      folder / place / evaluator.TABLE
       for place in ('', 'evaluation/after')) if file.is_file()), None)
+
+
+def _is_there(folder: str) -> bool:
+  """Returns whether a run has scores or a model."""
+  place = pathlib.Path(folder)
+  return bool(_table_of(place)) or (place / 'model').is_dir()
 
 
 def _to_run(commands: Sequence[tuple[str, str, str]], flags: Sequence[str]
