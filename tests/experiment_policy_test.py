@@ -65,6 +65,11 @@ def test_a_run_is_named_by_its_folder_a_step_or_its_best(tmp_path):
       with pytest.raises(ValueError, match='@best needs a run that was valid'):
         policy.parse_run(f'{name}@best')
   assert policy.parse_run(f'{name}@best') == (tmp_path, 2)
+  collapse = f'{name}@before_collapse'
+  assert policy.parse_run(collapse) == (tmp_path, None)  # it did not collapse
+  checkpoint.save(tmp_path / 'checkpoints', 9, {'x': jax.numpy.ones(1)},
+                  collect.Progress(step=9, before_collapse=6).to_json())
+  assert policy.parse_run(collapse) == (tmp_path, 6)
 
 
 def test_the_policy_is_that_of_the_runs_checkpoint(run):
