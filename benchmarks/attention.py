@@ -8,9 +8,18 @@ r"""Speed and precision of each attention implementation, as tables.
 A shape is rows x tokens x query heads x KV heads x head size. `--packing` lays
 so many trajectories, of the lengths of rollouts, out in three ways: padded to
 the longest, in buckets of an eighth of it, and packed with segment ids. An
-implementation is xla, cudnn or splash, with :N for blocks of N queries. If it
-cannot do a case, its row holds the reason. Differences are from the float32
-reference, relative to its largest entry, the worst of output and gradients.
+implementation is one of models/attention.py, with :N for blocks of N queries.
+If it cannot do a case, its row holds the reason. Differences are from the
+float32 reference, relative to its largest entry, the worst of output and
+gradients; NaN if one of them is. `padding` is the largest result there.
+
+On a GPU, this checks and times attention over packed rows by cuDNN's packed
+layout and, as before, with each document in a row of its own, in about three
+minutes:
+
+  python benchmarks/attention.py --shapes --layouts packed --repeats 10 \
+      --packing 24x4096x16x2x128 24x4096x14x2x64 4x32768x16x2x128 \
+      --implementations cudnn cudnn_padded xla:1024
 """
 
 import argparse
@@ -39,8 +48,12 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   parser.add_argument('--shapes', nargs='*', default=['8x2048x16x2x128'])
   parser.add_argument('--packing', nargs='*', default=[])
-  parser.add_argument('--implementations', nargs='+',
-                      default=['xla', 'xla:512', 'cudnn', 'splash'])
+  parser.add_argument('--layouts', nargs='+',
+                      default=['padded', 'buckets', 'packed'])
+  parser.add_argument('--segments', type=int, default=16,
+                      help='most trajectories in a packed row')
+  parser.add_argument('--implementations', nargs='+', default=[
+      'xla', 'xla:512', 'cudnn', 'cudnn_padded', 'splash'])
   parser.add_argument('--dtype', default='bfloat16')
   parser.add_argument('--window', type=int, help='tokens that a query sees')
   parser.add_argument('--repeats', type=int, default=20)
@@ -59,10 +72,16 @@ def main() -> None:
   if options.packing:
     print('\n| B T H K d | layout | implementation | tokens computed '
           '| of them useful | programs | forward + backward ms '
-          '| times as fast as the first | difference |\n'
-          '|---|---|---|---|---|---|---|---|---|')
+          '| times as fast as the first | temporary MiB | difference '
+          '| padding |\n|---|---|---|---|---|---|---|---|---|---|---|')
   for shape in map(_shape, options.packing):
     layouts(shape, options)
+  for _, length, heads, kv_heads, size in map(_shape, options.packing):
+    print('\n' + attention.resolve(
+        'auto', platform=jax.devices()[0].platform, dtype=options.dtype,
+        heads=heads, kv_heads=kv_heads, head_dim=size, length=length,
+        sliding_window=options.window, rows=1, max_segments=options.segments
+    )[1], flush=True)
 
 
 def machine(options) -> str:
@@ -90,7 +109,7 @@ def whole_rows(shape, options) -> None:
       forward, _ = clock(jax.jit(run), [arrays[:3]], options)
       both, memory = clock(jax.jit(backward(run)), [arrays], options)
       off = max(attention.differences(
-          shape, options.dtype, False, **_keywords(name, options)).values())
+          shape, options.dtype, 1, **_keywords(name, options)).values())
     except Exception as error:  # pylint: disable=broad-exception-caught
       print(f'{start} {_line(error)} | | | | | |', flush=True)
       continue
@@ -109,51 +128,66 @@ def layouts(shape, options) -> None:
   arrays = [x * real for x in arrays]
   with jax.default_matmul_precision('highest'):
     expected = jax.device_get(jax.jit(backward(functools.partial(
-        attention.causal, sliding_window=options.window, block=256)))(*arrays))
+        attention.causal, sliding_window=options.window,
+        block=max(256, longest // 32))))(*arrays))
   first = None
-  for layout, parts in (('padded', padded(lengths, longest)),
-                        ('buckets', buckets(lengths, longest)),
-                        ('packed', packed(lengths, longest))):
+  for layout in options.layouts:
+    parts = (packed(lengths, longest, options.segments) if layout == 'packed'
+             else dict(padded=padded, buckets=buckets)[layout](lengths, longest))
     computed = sum(owner.size for owner, _ in parts)
     for name in options.implementations:
       start = f'| {" ".join(map(str, shape))} | {layout} | {name} |'
       try:
-        taken, off = one_layout(
+        taken, memory, off, beside = one_layout(
             parts, layout == 'packed', arrays, expected,
             _keywords(name, options), options)
       except Exception as error:  # pylint: disable=broad-exception-caught
-        print(f'{start} {_line(error)} | | | | | |', flush=True)
+        print(f'{start} {_line(error)} | | | | | | | |', flush=True)
         continue
       first = first or taken
       print(f'{start} {computed} | {lengths.sum() / computed:.3f} '
             f'| {len(parts)} | {1e3 * taken:.3f} | {first / taken:.2f} '
-            f'| {off:.1e} |', flush=True)
+            f'| {memory / 2 ** 20:.0f} | {off:.1e} | {beside:.1e} |',
+            flush=True)
 
 
 def one_layout(parts, is_packed, arrays, expected, keywords, options):
-  """Seconds of all parts, and the largest difference at real tokens."""
+  """Seconds of all parts, temporary bytes of the last, and two differences.
+
+  These are the largest at real tokens from what is expected, and from 0 at
+  padding.
+  """
 
   def both(segments, *arrays):
-    run = functools.partial(attention.causal, **keywords,
-                            segment_ids=segments if is_packed else None)
+    run = functools.partial(attention.causal, **keywords)
+    if is_packed:
+      run = functools.partial(run, segment_ids=segments,
+                              max_segments=options.segments)
     return backward(run)(*arrays)
 
   arguments = []
   for owner, position in parts:
     laid = [np.where((owner >= 0)[..., None, None], x[owner, position], 0)
             for x in arrays]
-    arguments.append((jnp.asarray(owner, jnp.int32), *(
+    arguments.append((jnp.asarray(numbers(owner, position), jnp.int32), *(
         jnp.asarray(x, options.dtype) for x in laid)))
   run = jax.jit(both)
-  taken, _ = clock(run, arguments, options)
-  off = 0.0
+  taken, memory = clock(run, arguments, options)
+  off, beside = [], []
   for (owner, position), argument in zip(parts, arguments):
     here = owner >= 0
     for x, y in zip(run(*argument), expected):
-      x = np.asarray(x, np.float32)[here]
-      gap = np.abs(x - y[owner[here], position[here]]).max()
-      off = max(off, float(gap / np.abs(y).max()))
-  return taken, off
+      x = np.asarray(x, np.float32)
+      gap = np.abs(x[here] - y[owner[here], position[here]]).max()
+      off.append(gap / np.abs(y).max())
+      beside.append(np.abs(x[~here]).max(initial=0))
+  return taken, memory, np.max(off), np.max(beside)  # a NaN stays one
+
+
+def numbers(owner, position):
+  """The number of each token's document in its row, from 1; 0: none."""
+  begins = (owner >= 0) & (position == 0)
+  return np.where(owner >= 0, np.cumsum(begins, 1), 0)
 
 
 def padded(lengths, longest):
@@ -169,9 +203,9 @@ def buckets(lengths, longest):
           for top in sorted(set(tops))]
 
 
-def packed(lengths, longest):
+def packed(lengths, longest, segments):
   """First fit, the longest first."""
-  rows = packing.first_fit(lengths, longest, len(lengths))
+  rows = packing.first_fit(lengths, longest, segments)
   return [_place(rows, lengths, longest)]
 
 

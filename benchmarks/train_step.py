@@ -104,14 +104,14 @@ class Ours:
         options.attention, platform=jax.devices()[0].platform,
         dtype=options.dtype, heads=shape.num_attention_heads,
         kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
-        length=options.length)
+        length=options.length, rows=options.rows, max_segments=16)
     print(note)
     self._learner = learners.make(
         shape, algorithms.grpo(kl_coef=0.0, aggregation='token_mean'),
         optimizer.adamw(**ADAMW, max_grad_norm=CLIP), mesh,
         rows=options.trajectories, length=options.length,
         microbatch_rows=options.rows * mesh.size, remat=options.remat,
-        dtype=options.dtype, by_document=name == 'cudnn',
+        dtype=options.dtype, fit_segments=name == 'cudnn_padded',
         attend=functools.partial(
             attention.causal, implementation=name,
             sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))))

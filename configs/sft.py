@@ -35,7 +35,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.allow_changes = False  # set by --allow_changes
   config.model = dict(
       path='',  # Hugging Face folder or hub id; '': the shipped tiny base
-      # Kernel for rows: xla, cudnn (GPU) or splash (TPU).
+      # Kernel for rows: xla, cudnn (GPUs since Hopper), cudnn_padded (older
+      # GPUs) or splash (TPU).
       attention=field('auto', one_of=KERNELS),
       # Tokens per block, to bound memory.
       attention_block=field(0, zero='the default'),

@@ -8,6 +8,7 @@ where libtpu is installed. On a device: benchmarks/attention.py.
 
 import functools
 import importlib.util
+import re
 
 import jax
 from jax.experimental import topologies
@@ -17,9 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from searchrl import packing
 from searchrl.models import attention
-from searchrl.models import document_attention
+from searchrl.models import cudnn_attention
 
 SHAPE = (2, 13, 4, 2, 8)  # B T H K d
 SEGMENTS = np.array([[3] * 5 + [1] * 8, [0] * 1 + [7] * 9 + [2] * 3], np.int32)
@@ -180,13 +180,17 @@ def test_a_chunk_against_a_longer_cache_is_refused():
     (dict(implementation='flash'), "but is 'flash'"),
     (dict(implementation='auto'), "but is 'auto'. `resolve` chooses"),
     (dict(implementation='cudnn'), 'but they are float32 and 8'),
-    (dict(implementation='cudnn', segment_ids=SEGMENTS), 'takes no segment'),
+    (dict(implementation='cudnn_padded'), 'but they are float32 and 8'),
+    (dict(implementation='cudnn', dtype=jnp.bfloat16, segment_ids=SEGMENTS),
+     'max_segments beside segment_ids'),
     (dict(implementation='splash', block=64), 'a multiple of 128, but is 64'),
     (dict(block=0), 'a multiple of 1, but is 0'),
 ])
 def test_refuses_what_it_cannot_do(options, message):
+  options = dict(options)
+  dtype = options.pop('dtype', jnp.float32)
   with pytest.raises(ValueError, match=message):
-    attention.causal(*narrow(arrays()), **options)
+    attention.causal(*(x.astype(dtype) for x in narrow(arrays())), **options)
 
 
 @pytest.mark.parametrize('size', [12, 264])
@@ -213,7 +217,8 @@ def as_cudnn(monkeypatch):
 @pytest.mark.parametrize('window', [None, 1, 5])
 def test_the_arguments_of_cudnn_mean_the_same(as_cudnn, window):
   xs = arrays((2, 13, 4, 2, 8), dtype=jnp.bfloat16)
-  got = attention.causal(*xs, implementation='cudnn', sliding_window=window)
+  got = attention.causal(*xs, implementation='cudnn_padded',
+                         sliding_window=window)
   wanted = oracle(*(np.float64(x) for x in xs), window=window)
   np.testing.assert_allclose(np.float64(got), wanted, atol=0.03)
   call, = as_cudnn
@@ -223,9 +228,11 @@ def test_the_arguments_of_cudnn_mean_the_same(as_cudnn, window):
 
 
 def test_a_right_kernel_passes_its_test(as_cudnn):
-  attention.self_test('cudnn', **MODEL, sliding_window=3, lengths=(48, 192))
+  attention.self_test('cudnn_padded', **MODEL, sliding_window=30,
+                      lengths=(48, 192))
   assert {call['length'] for call in as_cudnn} == {128, 256}
-  assert {call['local_window_size'] for call in as_cudnn} == {None, (2, 0)}
+  assert {call['local_window_size'] for call in as_cudnn} == {
+      None, (29, 0), (23, 0)}
 
 
 def one_place_late(q, k, v, sliding_window, _):
@@ -279,23 +286,23 @@ def nan_gradient_at_some_lengths(q, k, v, sliding_window, _):
 
 @pytest.mark.parametrize('kernel, off', [
     (one_place_late, 'off by'), (no_mask, 'off by'),
-    (window_of_one_more, 'window 24, packed False: .* off by'),
+    (window_of_one_more, 'window 24: .* off by'),
     (ungrouped, 'off by'), (unscaled, 'off by'), (nothing, 'off by nan'),
     (wrong_gradient, 'dk is off by'),
     (nan_gradient_at_some_lengths, 'length 192, .* dk is off by nan')])
 def test_a_wrong_kernel_is_caught(monkeypatch, kernel, off):
-  monkeypatch.setattr(attention, '_cudnn', kernel)
-  message = f'cudnn failed its self-test at .*{off}'
+  monkeypatch.setattr(cudnn_attention, '_whole', kernel)
+  message = f'cudnn_padded failed its self-test at .*{off}'
   with pytest.raises(RuntimeError, match=message) as caught:
-    attention.self_test('cudnn', **MODEL, sliding_window=1000)
+    attention.self_test('cudnn_padded', **MODEL, sliding_window=1000)
   assert "Set model.attention to 'xla'" in str(caught.value)
 
 
 def test_the_smallest_of_wrong_masks_is_far_beyond_the_tolerance(monkeypatch):
-  monkeypatch.setattr(attention, '_cudnn', window_of_one_more)
+  monkeypatch.setattr(cudnn_attention, '_whole', window_of_one_more)
   found = attention.differences(
-      (2, 320, 4, 2, 64), jnp.bfloat16, False, sliding_window=24,
-      implementation='cudnn')
+      (2, 320, 4, 2, 64), jnp.bfloat16, 3, sliding_window=24,
+      implementation='cudnn_padded')
   assert max(found.values()) > 3 * attention.TOLERANCE['bfloat16']
 
 
@@ -313,6 +320,7 @@ GPU, TPU = dict(platform='gpu'), dict(platform='tpu')
     (GPU | dict(head_dim=260), 'xla', 'up to 256, not 260'),
     (GPU | dict(head_dim=20), 'xla', 'multiples of 8'),
     (GPU | dict(length=127), 'xla', '127 tokens would be padded to 128'),
+    (GPU | dict(is_packed=False), 'cudnn_padded', 'before Hopper'),
     (TPU, 'splash', 'TPU, bfloat16'),
     (TPU | dict(head_dim=64), 'splash', 'TPU'),
     (TPU | dict(head_dim=80), 'xla', 'multiples of 64, not 80'),
@@ -329,11 +337,11 @@ RUN = dict(MODEL, length=160)
 
 
 def test_auto_falls_back_with_a_warning_and_a_name_does_not(monkeypatch):
-  monkeypatch.setattr(attention, '_cudnn', no_mask)
+  monkeypatch.setattr(cudnn_attention, '_whole', no_mask)
   name, warning = attention.resolve('auto', platform='gpu', **RUN)
   assert name == 'xla'
-  assert warning.startswith(
-      'Warning: attention falls back to xla. cudnn failed')
+  assert re.match('Warning: attention falls back to xla. cudnn failed .* '
+                  'cudnn_padded failed', warning)
   with pytest.raises(RuntimeError, match='cudnn failed its self-test'):
     attention.resolve('cudnn', platform='gpu', **RUN)
 
@@ -347,9 +355,11 @@ def test_a_kernel_that_is_not_there_is_no_crash():
 
 def test_a_kernel_that_passes_is_used_and_tested_at_the_length_of_the_run(
     as_cudnn):
-  name, note = attention.resolve(
+  name, warning = attention.resolve(
       'auto', platform='gpu', **RUN | {'length': 300})
-  assert (name, note) == ('cudnn', 'attention: cudnn (GPU, bfloat16)')
+  assert name == 'cudnn_padded' and 'back to cudnn_padded. cudnn' in warning
+  assert attention.resolve('cudnn_padded', platform='gpu', **RUN) == (
+      'cudnn_padded', 'attention: cudnn_padded (as configured)')
   assert max(call['length'] for call in as_cudnn) == 384
 
 
@@ -359,15 +369,15 @@ def test_xla_needs_no_test():
         'xla', 'attention: xla (as configured)')
 
 
-@pytest.mark.parametrize('length, window, packed, block', [
-    (150, None, False, None),
-    pytest.param(300, 24, True, 128, marks=pytest.mark.slow),
-    pytest.param(130, 1, True, None, marks=pytest.mark.slow),
-    pytest.param(300, None, True, 128, marks=pytest.mark.slow),
+@pytest.mark.parametrize('length, window, documents, block', [
+    (150, None, 1, None),
+    pytest.param(300, 24, 3, 128, marks=pytest.mark.slow),
+    pytest.param(130, 1, 3, None, marks=pytest.mark.slow),
+    pytest.param(300, None, 3, 128, marks=pytest.mark.slow),
 ])
-def test_splash_is_the_reference(length, window, packed, block):
+def test_splash_is_the_reference(length, window, documents, block):
   found = attention.differences(
-      (2, length, 4, 2, 16), jnp.float32, packed, sliding_window=window,
+      (2, length, 4, 2, 16), jnp.float32, documents, sliding_window=window,
       implementation='splash', block=block, interpret=True)
   assert max(found.values()) < 2e-5, found
 
@@ -376,17 +386,17 @@ def test_splash_is_the_reference(length, window, packed, block):
 def test_splash_passes_its_own_test(monkeypatch):
   seen, differences = [], attention.differences
 
-  def noted(shape, dtype, packed, **options):
-    found = differences(shape, dtype, packed, **options)
-    seen.append((shape[1], options['sliding_window'], packed, found))
+  def noted(shape, dtype, **options):
+    found = differences(shape, dtype, **options)
+    seen.append((shape[:2], options['sliding_window'],
+                 options['max_segments'], found))
     return found
 
   monkeypatch.setattr(attention, 'differences', noted)
   attention.self_test('splash', **MODEL, sliding_window=30, interpret=True,
-                      lengths=(40, 200))
+                      lengths=(40, 200), rows=1, max_segments=5)
   assert [case[:3] for case in seen] == [
-      (40, None, False), (200, None, False), (200, None, True),
-      (200, 24, False), (200, 24, True)]
+      ((1, 40), None, 5), ((1, 200), 30, 5), ((1, 200), 24, 5)]
   limit = attention.TOLERANCE[jnp.dtype(MODEL['dtype']).name]
   assert max(max(found.values()) for *_, found in seen) <= limit
 
@@ -443,34 +453,3 @@ def test_splash_compiles_for_a_tpu_and_holds_no_scores(
   assert 'all-gather' not in text and 'all-reduce' not in text
   scores = rows * heads * length * length * 4 // len(devices)
   assert compiled.memory_analysis().temp_size_in_bytes < scores // 4
-
-
-@pytest.mark.parametrize('window', [None, 4])
-def test_documents_that_attend_apart_read_what_they_read_in_rows(window):
-  """Values and gradients; a place is empty, and so is the end of each row."""
-  lengths = [7, 5, 9, 1, 2]
-  rows = packing.first_fit(lengths, 14, 3)
-  layout = packing.layout(rows, lengths, count=3, length=14, places=3)
-  assert not layout.lengths[-1].any()
-  xs = narrow(arrays((3, 14, 4, 2, 8)))
-  weight = jnp.asarray(layout.segment_ids > 0, jnp.float32)[..., None, None]
-
-  def loud_behind(q, k, v, *, lengths, **options):
-    """Values that a kernel may leave beyond the end of a row."""
-    seen = attention.causal(q, k, v, **options)
-    behind = jnp.arange(q.shape[1]) >= lengths[:, None]
-    return jnp.where(behind[..., None, None], jnp.nan, seen)
-
-  def run(read, **options):
-    def total(*xs):
-      seen = read(*xs, segment_ids=layout.segment_ids, sliding_window=window,
-                  **options) * weight
-      return jnp.sum(seen * jnp.cos(seen)), seen
-    (_, seen), gradients = jax.jit(jax.value_and_grad(
-        total, argnums=(0, 1, 2), has_aux=True))(*xs)
-    return seen, *gradients
-
-  wanted = run(attention.causal)
-  got = run(document_attention.causal, layout=layout, length=9, attend=loud_behind)
-  for one, two in zip(got, wanted):
-    np.testing.assert_allclose(one, two, atol=2e-6)

@@ -3,9 +3,11 @@
 """build: what a config cannot ask of its rollouts."""
 
 import dataclasses
+import math
 import sys
 import types
 
+import jax
 import pytest
 import tiny
 
@@ -57,8 +59,28 @@ def test_an_attention_that_fails_its_test_is_logged(monkeypatch, capsys):
   shape = tiny.CONFIG
   name = build.tested_attention(config, shape, meshes.make())
   assert name == 'xla' and 'Warning: no kernel' in capsys.readouterr().err
-  assert not build.attend(config, name, meshes.make())['by_document']
-  assert build.attend(config, 'cudnn', meshes.make())['by_document']
+
+
+@pytest.mark.parametrize('rows, axes, a_device, heads', [
+    (0, dict(data=1), 2, (4, 2)), (0, dict(data=1, fsdp=4), 1, (4, 2)),
+    (12, dict(data=2, fsdp=2, tensor=2), 3, (2, 1))])
+def test_the_graphs_of_training_are_those_that_are_tested(
+    monkeypatch, rows, axes, a_device, heads):
+  """On a device: the packed rows of a micro-batch, and its heads."""
+  found = {}
+
+  def resolve(name, **options):
+    found.update(options)
+    return 'xla', name
+
+  monkeypatch.setattr(build.attention, 'resolve', resolve)
+  config = grpo.get_config()
+  config.learner.update(microbatch_rows=rows, pack_length=384, max_segments=5)
+  mesh = meshes.make(devices=jax.devices()[:math.prod(axes.values())], **axes)
+  build.tested_attention(config, tiny.CONFIG, mesh)
+  assert (found['rows'], found['length'], found['max_segments']) == (
+      a_device, 384, 5)
+  assert (found['heads'], found['kv_heads']) == heads
 
 
 def test_heads_that_a_kernel_cannot_split_are_refused(monkeypatch):

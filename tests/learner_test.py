@@ -154,7 +154,7 @@ def test_two_micro_batches_and_remat_change_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize('options', [
-    dict(max_segments=1),
+    dict(max_segments=1), dict(max_segments=5, fit_segments=True),
     dict(max_segments=2, microbatch_rows=2),
     dict(pack_length=4 * LENGTH, microbatch_rows=1),
     dict(pack_length=2 * LENGTH, max_segments=3, microbatch_rows=5)])

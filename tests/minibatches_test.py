@@ -74,6 +74,24 @@ def test_scores_and_advantages_lie_in_the_same_rows(packed, batch):
     assert laid[0, 0, 0] == one.documents[0][0]
 
 
+@pytest.mark.parametrize('lengths, places', [
+    ([5, 5, 5], 4), ([9, 4, 9], 2), ([9, 9], 1), ([3] * 5, 5), ([], 1)])
+def test_places_follow_the_fullest_row(batch, lengths, places):
+  """A power of two, and 5 at most; rows of 15 tokens."""
+  all_lengths = np.zeros(learning.ROWS, int)
+  all_lengths[:len(lengths)] = lengths
+  options = dict(microbatch_rows=2, pack_length=15, max_segments=5)
+  fitted, whole = (
+      minibatches.pack_one(batch, all_lengths, np.arange(learning.ROWS),
+                           fit_segments=fit, **options).rows
+      for fit in (True, False))
+  assert fitted.layout.starts.shape[-1] == places
+  jax.tree.map(
+      lambda few, many: np.testing.assert_array_equal(
+          few, many if few.shape == many.shape else many[..., :places]),
+      fitted, whole)
+
+
 def test_rows_that_are_not_trained_on_are_not_packed(batch):
   """Shapes stay, and so do mini-batches with tokens, even without a row."""
   trained = np.arange(learning.ROWS) >= 8

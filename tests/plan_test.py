@@ -75,8 +75,8 @@ def test_a_plan_by_hand(tmp_path):
   assert not holds and found.available == 141 * GIB and found.fits
   gradients, layer_inputs = 4 * 7_615_616_512 / 64, 28 * 4096 * 3584 * 2
   assert gradients + layer_inputs < found.update.bytes < 8 * GIB
-  # Two float32 vectors and a number per head, and 16 documents in a row.
-  assert found.update.workspace == 4096 * 16 * 28 * (2 * 128 + 1) * 4
+  # Two float32 vectors and a number per head; 16 documents and padding a row.
+  assert found.update.workspace == 4096 * 17 * 28 * (2 * 128 + 1) * 4
 
 
 def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():

@@ -303,16 +303,20 @@ def supervised_learner(config, shape, mesh, attention_options, *, rows: int,
 
 def tested_attention(config, shape, mesh) -> str:
   """Returns the attention of whole rows by name; the first process tests it."""
+  heads, ways = shape.num_key_value_heads, mesh.shape['tensor']
+  tensor = 1 if heads % ways else ways
+  rows = -(-(config.learner.microbatch_rows or 2) // (
+      mesh.shape['data'] * mesh.shape['fsdp']))
   with progress.phase('Testing the attention of training'):
     name, note = processes.on_first('attention', lambda: attention.resolve(
         config.model.attention, platform=mesh.devices.flat[0].platform,
-        dtype=config.learner.dtype, heads=shape.num_attention_heads,
-        kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
+        dtype=config.learner.dtype, heads=shape.num_attention_heads // tensor,
+        kv_heads=heads // tensor, head_dim=shape.head_dim,
         length=config.learner.pack_length or config.rollout.max_length,
-        sliding_window=shape.sliding_window))
+        sliding_window=shape.sliding_window, rows=rows,
+        max_segments=config.learner.max_segments))
   if name != 'xla' or note.startswith('Warning'):
     processes.say(note)
-  heads, ways = shape.num_key_value_heads, mesh.shape['tensor']
   if name != 'xla' and heads % ways:
     legal = [n for n in range(1, heads + 1) if heads % n == 0]
     raise ValueError(
@@ -323,11 +327,11 @@ def tested_attention(config, shape, mesh) -> str:
 
 def attend(config, name: str, mesh) -> dict[str, Any]:
   """Returns the learner's arguments for an attention, given its name."""
-  implementation = functools.partial(
+  return dict(attend=functools.partial(
       attention.causal, implementation=name,
       block=config.model.attention_block or None,
-      sharding=meshes.sharding(mesh, ('batch', None, 'heads', None)))
-  return dict(attend=implementation, by_document=name == 'cudnn')
+      sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))),
+              fit_segments=name == 'cudnn_padded')
 
 
 def beside_job(config, name: str) -> dict[str, Any]:

@@ -249,7 +249,8 @@ def learner_of(config, shape, mesh, kind) -> tuple[learners.Learner, str]:
   if name == 'auto':
     name, _ = attention.choose(
         platform, config.learner.dtype, shape.head_dim,
-        config.learner.pack_length or config.rollout.max_length)
+        config.learner.pack_length or config.rollout.max_length,
+        is_packed='a100' not in kind.name.lower())
   options = build.attend(config, name, mesh)
   if 'rollout' not in config:
     return build.supervised_learner(

@@ -1,22 +1,21 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in three implementations, each tested before it is used.
+"""Attention in four implementations, each tested before it is used.
 
-  xla      the reference: float32 softmax, on every device, with all options
-  cudnn    flash attention on NVIDIA GPUs: half precision, no segment ids
-  splash   flash attention on TPUs, in Pallas: segment ids and windows
+  xla           the reference: float32 softmax, on every device
+  cudnn         flash attention on NVIDIA GPUs since Hopper, in half precision
+  cudnn_padded  the same on older GPUs, with each document in a row of its own
+  splash        flash attention on TPUs, in Pallas
 
 `causal` is for whole rows (training, scoring), `grouped` for any mask, and
 `blockwise` for a cache. `resolve` chooses an implementation and runs its
 `self_test`.
 
-This file avoids three traps:
+This file avoids two traps:
 - `is_causal` of jax.nn.dot_product_attention aligns its mask top-left, which is
   wrong for a chunk against a longer cache. `causal` rejects unequal lengths.
 - Its log-sum-exp is rounded to half precision. `blockwise` computes its own in
   float32.
-- cuDNN had NaN gradients at one query and at 64 past a multiple of 128. It gets
-  multiples of 128 and no mask tensor.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,14 +29,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-IMPLEMENTATIONS = ('xla', 'cudnn', 'splash')
+from searchrl.models import cudnn_attention
+from searchrl.models import splash_attention
+
+IMPLEMENTATIONS = ('xla', 'cudnn', 'cudnn_padded', 'splash')
+_CUDNN = ('cudnn', 'cudnn_padded')
 _HALF = ('bfloat16', 'float16')
 _MASKED = -1e30  # score of a hidden key; finite, so that no row becomes NaN
 _LOG2_E = 1.4426950408889634
-_LANES = 128  # tokens; both kernels need rows of a multiple of this length
+_LANES = cudnn_attention.LANES
 _WAY_OUT = "Set model.attention to 'xla', or leave it 'auto'."
-_PACKED = ('cudnn takes no segment ids, but the rows are packed. Use '
-           f'models.documents.causal. Else: {_WAY_OUT}')
 # Largest allowed difference from the float32 reference, relative to the
 # reference's largest entry. It is several times the rounding error. A mask or
 # a context that is wrong by one token exceeds 0.1.
@@ -149,7 +150,8 @@ def causal(
     v: Float[Array, 'B T K d'],
     *,
     segment_ids: Int[Array, 'B T'] | None = None,
-    lengths: Int[Array, 'B'] | None = None,
+    max_segments: int | None = None,
+    longest: int | None = None,
     sliding_window: int | None = None,
     implementation: str = 'xla',
     block: int | None = None,
@@ -159,43 +161,56 @@ def causal(
   """Returns causal attention over whole rows, each token within its segment.
 
   Padding is on the right, so that no token attends to it. Results at padding
-  are undefined.
+  are undefined; cuDNN's are 0.
 
   Args:
     q: Queries, rotated but not scaled. H is a multiple of K.
     k: Keys, rotated.
     v: Values.
     segment_ids: Document of each token in a packed row; equal ids are one
-      document.
-    lengths: Number of tokens in each row, with which 'cudnn' skips the padding.
-      Results there may be NaN.
+      document. For cuDNN, ids count from 1 and 0 is padding, as in
+      `packing.Layout`.
+    max_segments: Largest number of documents in a row, only for cuDNN.
+    longest: Number of tokens of the longest document, only for 'cudnn_padded';
+      default: T.
     sliding_window: Number of keys that a query sees, itself included.
-    implementation: Name 'xla', 'cudnn' or 'splash'; see `resolve` for 'auto'.
+    implementation: One of IMPLEMENTATIONS; see `resolve` for 'auto'.
     block: Block size in tokens. For 'xla', the number of queries at a time, so
       that [B H T T] never exists; default: 128, or an eighth of a row above
       1024. For 'splash', a multiple of 128; default: 512, or the row if it is
       shorter.
-    sharding: Sharding of q, k and v, only for 'splash', which the compiler
-      cannot partition. The axes of length and d are not split. The mesh axis of
-      the heads must divide K.
+    sharding: Sharding of q, k and v, only for 'cudnn' and 'splash', which the
+      compiler cannot partition. The axes of length and d are not split. The
+      mesh axis of the heads must divide K.
     interpret: Flag that runs 'splash' on any device, slowly, for tests.
 
   Returns:
     The attention's output, with the shape and the dtype of q.
 
   Raises:
-    ValueError: The implementation cannot do this, such as segment ids with
-      'cudnn'. Raised while tracing; there is no silent fallback.
+    ValueError: The implementation cannot do this, such as float32 with cuDNN.
+      Raised while tracing; there is no silent fallback.
   """
-  _check(q, k, segment_ids, implementation, block)
+  _check(q, k, implementation, block)
   if sliding_window is not None and sliding_window >= q.shape[1]:
     sliding_window = None
-  if implementation == 'cudnn':
-    return _cudnn(q, k, v, sliding_window, lengths)
   if implementation == 'xla':
     return _xla(q, k, v, segment_ids, sliding_window, block)
-  run = functools.partial(_splash, sliding_window=sliding_window, block=block,
-                          interpret=interpret)
+  run = functools.partial(
+      splash_attention.packed, sliding_window=sliding_window, block=block,
+      interpret=interpret)
+  if implementation in _CUDNN:
+    if segment_ids is None:
+      segment_ids, max_segments = jnp.ones(q.shape[:2], jnp.int32), 1
+    if max_segments is None:
+      raise ValueError('cudnn needs max_segments beside segment_ids.')
+    if implementation == 'cudnn_padded':
+      return cudnn_attention.padded(
+          q, k, v, segment_ids, max_segments=max_segments, longest=longest,
+          sliding_window=sliding_window)
+    run = functools.partial(
+        cudnn_attention.packed, sliding_window=sliding_window,
+        max_segments=max_segments)
   if sharding is not None:
     spec = PartitionSpec(*sharding.spec, *[None] * (4 - len(sharding.spec)))
     run = jax.shard_map(
@@ -204,7 +219,7 @@ def causal(
   return run(q, k, v, segment_ids)
 
 
-def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
+def _check(q, k, implementation: str, block: int | None) -> None:
   """Raises a ValueError if the implementation cannot do what is asked."""
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
@@ -218,10 +233,8 @@ def _check(q, k, segment_ids, implementation: str, block: int | None) -> None:
   unit = _LANES if implementation == 'splash' else 1
   if block is not None and (block < 1 or block % unit):
     raise ValueError(f'block must be a multiple of {unit}, but is {block}.')
-  if implementation == 'cudnn' and segment_ids is not None:
-    raise ValueError(_PACKED)
   size = q.shape[-1]
-  if implementation == 'cudnn' and (
+  if implementation in _CUDNN and (
       q.dtype.name not in _HALF or size > 256 or size % 8):
     raise ValueError(
         'cudnn needs bfloat16 or float16 and a head_dim that is a multiple of '
@@ -258,49 +271,17 @@ def _xla(q, k, v, segment_ids, sliding_window, block):
   return jnp.concatenate(outputs, 1)
 
 
-def _cudnn(q, k, v, sliding_window, lengths=None):
-  """Runs cuDNN on padded rows. Its windows do not count the token itself."""
-  length = q.shape[1]
-  window = None if sliding_window is None else (sliding_window - 1, 0)
-  return jax.nn.dot_product_attention(
-      *(_padded(x, -length % _LANES) for x in (q, k, v)), is_causal=True,
-      local_window_size=window, query_seq_lengths=lengths,
-      key_value_seq_lengths=lengths, implementation='cudnn')[:, :length]
+def choose(platform: str, dtype: Any, head_dim: int, length: int,
+           is_packed: bool = True) -> tuple[str, str]:
+  """Returns the implementation that 'auto' tries for this length, and why.
 
-
-def _splash(q, k, v, segment_ids, *, sliding_window, block, interpret):
-  """Runs splash attention, which skips blocks that causality or a window hides.
-
-  Segments only mask: their hidden blocks are computed.
+  Args:
+    platform: Platform of the device.
+    dtype: Data type of q, k and v.
+    head_dim: Size of a head.
+    length: Number of tokens in a row.
+    is_packed: True if cuDNN has the packed layout on this GPU.
   """
-  # Slow to import.
-  from jax.experimental.pallas.ops.tpu import splash_attention as splash
-  length, heads, size = q.shape[1:]
-  block = block or min(512, -(-length // _LANES) * _LANES)
-  spare = -length % block
-  q, k, v = (_padded(x, spare).swapaxes(1, 2) for x in (q, k, v))
-  shape = (length + spare,) * 2
-  mask = (splash.CausalMask(shape) if sliding_window is None else
-          splash.LocalMask(shape, (sliding_window - 1, 0), 0))
-  sizes = dict.fromkeys((
-      'block_q', 'block_kv', 'block_kv_compute', 'block_q_dkv', 'block_kv_dkv',
-      'block_kv_dkv_compute', 'block_q_dq', 'block_kv_dq'), block)
-  kernel = splash.make_splash_mha_single_device(
-      splash.MultiHeadMask([mask] * heads),
-      block_sizes=splash.BlockSizes(**sizes), interpret=interpret)
-  if segment_ids is not None:
-    segment_ids = splash.SegmentIds(*[_padded(segment_ids, spare)] * 2)
-  out = jax.vmap(kernel)(q * size ** -0.5, k, v, segment_ids)
-  return out.swapaxes(1, 2)[:, :length]
-
-
-def _padded(x: Array, spare: int) -> Array:
-  return jnp.pad(x, ((0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2)))
-
-
-def choose(platform: str, dtype: Any, head_dim: int, length: int
-          ) -> tuple[str, str]:
-  """Returns the implementation that 'auto' tries for this length, and why."""
   dtype, gpu = jnp.dtype(dtype), platform in ('gpu', 'cuda')
   rules = (
       (not gpu and platform != 'tpu', 'xla', f'{platform} has no kernel'),
@@ -308,6 +289,7 @@ def choose(platform: str, dtype: Any, head_dim: int, length: int
       (gpu and dtype.name not in _HALF, 'xla', f'cudnn does not take {dtype}'),
       (gpu and (head_dim % 8 or head_dim > 256), 'xla',
        f'cudnn takes multiples of 8 up to 256, not {head_dim}'),
+      (gpu and not is_packed, 'cudnn_padded', f'GPU before Hopper, {dtype}'),
       (gpu, 'cudnn', f'GPU, {dtype}'),
       (dtype != jnp.bfloat16, 'xla', 'splash is for bfloat16'),
       (head_dim % 64, 'xla', f'splash takes multiples of 64, not {head_dim}'),
@@ -317,19 +299,22 @@ def choose(platform: str, dtype: Any, head_dim: int, length: int
 
 def resolve(
     implementation: str, *, platform: str, dtype: Any, heads: int,
-    kv_heads: int, head_dim: int, length: int,
-    sliding_window: int | None = None,
+    kv_heads: int, head_dim: int, length: int, **graph: Any,
 ) -> tuple[str, str]:
   """Returns the tested implementation that a run uses, and a sentence to log.
 
-  See `resolve_tested`. The test is `self_test`, up to rows of this length.
+  See `resolve_tested`. The test is `self_test`, up to rows of this length, with
+  its arguments `sliding_window`, `rows` and `max_segments`.
   """
+  capability = getattr(jax.local_devices()[0], 'compute_capability', '')
+  is_packed = capability[:2] not in ('5.', '6.', '7.', '8.')
   return resolve_tested(
       'attention', implementation,
-      lambda: choose(platform, dtype, head_dim, length),
+      lambda: choose(platform, dtype, head_dim, length, is_packed),
       lambda name: self_test(
           name, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype,
-          sliding_window=sliding_window, lengths=(48, 192, length)))
+          lengths=(48, 192, length), **graph),
+      simpler={'cudnn': 'cudnn_padded'})
 
 
 def resolve_tested(
@@ -362,28 +347,31 @@ def resolve_tested(
 
 def self_test(
     implementation: str, *, heads: int, kv_heads: int, head_dim: int,
-    dtype: Any, sliding_window: int | None = None,
-    lengths: tuple[int, ...] = (48, 192, 320), interpret: bool = False,
+    dtype: Any, sliding_window: int | None = None, rows: int = 2,
+    max_segments: int = 3, lengths: tuple[int, ...] = (48, 192, 320),
+    interpret: bool = False,
 ) -> None:
   """Raises a RuntimeError if numbers of random rows differ from the reference.
 
-  These are outputs and gradients. One row ends early and has large values in
-  its padding. The test is repeated with segments if the implementation takes
-  them, and with a short window if the model has a window.
+  These are outputs, with and without a backward pass, and gradients of packed
+  rows. Some documents are empty, and the last row ends early and has large
+  values in its padding. The longest rows are tested with the model's window and
+  with a short one, so that the graphs of training are among those tested if
+  `rows` and `max_segments` are those of training, for one device.
   """
-  windows = (None, min(sliding_window, 24)) if sliding_window else (None,)
-  packings = (False,) if implementation == 'cudnn' else (False, True)
-  cases: list[tuple[int, int | None, bool]] = [
-      (length, None, False) for length in lengths[:-1]]
-  cases += itertools.product(lengths[-1:], windows, packings)
-  for length, window, packed in cases:
+  windows = (sliding_window,) + (
+      (min(sliding_window, 24),) if sliding_window else ())
+  cases: list[tuple[int, int | None]] = [
+      (length, None) for length in lengths[:-1]]
+  cases += itertools.product(lengths[-1:], windows)
+  for length, window in cases:
     check_differences(
         f'{implementation} failed its self-test at length {length}, window '
-        f'{window}, packed {packed}', _WAY_OUT, dtype,
+        f'{window}', _WAY_OUT, dtype,
         lambda: differences(
-            (2, length, heads, kv_heads, head_dim), dtype, packed,
-            sliding_window=window, implementation=implementation,
-            interpret=interpret))
+            (rows, length, heads, kv_heads, head_dim), dtype,
+            max_segments=max_segments, sliding_window=window,
+            implementation=implementation, interpret=interpret))
 
 
 def check_differences(failed: str, way_out: str, dtype: Any,
@@ -402,28 +390,34 @@ def check_differences(failed: str, way_out: str, dtype: Any,
         f'entry, more than {limit}. {way_out}')
 
 
-def differences(shape: tuple[int, ...], dtype: Any, packed: bool, **options
-               ) -> dict[str, float]:
+def differences(shape: tuple[int, ...], dtype: Any, max_segments: int,
+                **options: Any) -> dict[str, float]:
   """Returns relative differences from the reference, for output and gradients.
 
-  The shape is (B, T, H, K, d), and the options are arguments of `causal`. If
-  `packed`, rows have two segments or more.
+  The shape is (B, T, H, K, d), and the options are arguments of `causal`. Of
+  the documents of a row, only the first and the last are not empty. The last
+  row ends with padding.
   """
   rows, length, heads, kv_heads, size = shape
   rng = np.random.default_rng(length)
   values = [rng.normal(size=(rows, length, count, size))
             for count in (heads, kv_heads, kv_heads, heads)]
   column, end = np.arange(length), length - length // 3
-  loud = np.where((np.arange(rows)[:, None] == 1) & (column >= end), 30.0, 1.0)
+  loud = np.where((np.arange(rows)[:, None] == rows - 1) & (column >= end),
+                  30.0, 1.0)
   q, k, v = (jnp.asarray(x * loud[..., None, None], dtype) for x in values[:3])
   weight = jnp.asarray(values[3] * (loud == 1)[..., None, None], dtype)
-  segments = jnp.asarray((column >= end // 2) + (loud > 1), jnp.int32)
+  segments = jnp.asarray(np.where(
+      loud > 1, 0, np.where(column >= end // 2, max_segments, 1)), jnp.int32)
 
   def run(options, weight, *arrays):
-    output, pullback = jax.vjp(functools.partial(
-        causal, segment_ids=segments if packed else None, **options), *arrays)
-    output = jnp.where(weight == 0, 0, output)
-    return dict(zip(('output', 'dq', 'dk', 'dv'), (output, *pullback(weight))))
+    attend = functools.partial(causal, segment_ids=segments,
+                               max_segments=max_segments, **options)
+    output, pullback = jax.vjp(attend, *arrays)
+    scored, output = (jnp.where(weight == 0, 0, x)
+                      for x in (attend(*arrays), output))
+    return dict(zip(('scored', 'output', 'dq', 'dk', 'dv'),
+                    (scored, output, *pullback(weight))))
 
   arrays = (weight, q, k, v)
   actual = jax.device_get(jax.jit(functools.partial(run, options))(*arrays))

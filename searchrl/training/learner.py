@@ -64,6 +64,7 @@ class Learner:
   microbatch_rows: int  # packed rows on all devices at one time
   pack_length: int  # tokens per packed row
   max_segments: int  # largest number of trajectories per packed row
+  fit_segments: bool  # fewer places per row if the rows need no more
   seed: int  # seed of the adapters' first values
   lockstep: Callable[..., None]  # function called before each dispatch
 
@@ -311,9 +312,10 @@ class Learner:
     return self.train_step.init(network, params)
 
   @property
-  def _row_shape(self) -> dict[str, int]:
+  def _row_shape(self) -> dict[str, Any]:
     return dict(microbatch_rows=self.microbatch_rows,
-                pack_length=self.pack_length, max_segments=self.max_segments)
+                pack_length=self.pack_length, max_segments=self.max_segments,
+                fit_segments=self.fit_segments)
 
   def _put(self, tree):
     return meshes.shard_batch(self.train_step.mesh, tree, axis=1)
@@ -331,6 +333,7 @@ def make(
     microbatch_rows: int | None = None,
     pack_length: int | None = None,
     max_segments: int = 16,
+    fit_segments: bool = False,
     temperature: float = 1.0,
     lora: loras.Lora | None = None,
     seed: int = 0,
@@ -353,6 +356,9 @@ def make(
       default is 2, rounded up to a multiple of the mesh's data * fsdp.
     pack_length: Number of tokens of a packed row. The default is T.
     max_segments: Largest number of trajectories that a packed row holds.
+    fit_segments: Flag for an attention whose work is in proportion to
+      `max_segments`: batches whose rows hold fewer have fewer places per row.
+      Steps are compiled again for each number of places, a power of two.
     temperature: Temperature of sampling. Log-probs are computed at it.
     lora: Adapters that are trained on a frozen policy, instead of all its
       parameters. A critic is still trained as a whole.
@@ -363,7 +369,7 @@ def make(
     lockstep: Function called before each dispatch with the name of the step and
       the facts that it is compiled for; see `LockstepCheck` of `runtime`.
     **forward_options: Fields of `train_step.ForwardOptions`: remat, dtype,
-      attend, by_document.
+      attend.
 
   Raises:
     ValueError: The numbers do not match, the algorithm allows one optimiser
@@ -383,7 +389,7 @@ def make(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
       temperature, ForwardOptions(**forward_options))
   return Learner(train_step, critic_warmup, minibatches, microbatch_rows,
-                 pack_length, max_segments, seed, lockstep)
+                 pack_length, max_segments, fit_segments, seed, lockstep)
 
 
 def _check_rows(rows: int, minibatches: int, microbatch_rows: int, ways: int

@@ -84,7 +84,7 @@ class PackedBatch:
 
 
 def pack(batch: Batch, count: int,
-         trained: Bool[np.ndarray, 'B'] | None = None, **options: int
+         trained: Bool[np.ndarray, 'B'] | None = None, **options: Any
         ) -> PackedBatch:
   """Cuts a batch into mini-batches of consecutive trajectories.
 
@@ -108,8 +108,8 @@ def pack(batch: Batch, count: int,
 
 
 def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
-             microbatch_rows: int, pack_length: int, max_segments: int
-            ) -> MiniBatch:
+             microbatch_rows: int, pack_length: int, max_segments: int,
+             fit_segments: bool = False) -> MiniBatch:
   """Packs some of a batch's trajectories into the rows of one mini-batch.
 
   Args:
@@ -120,9 +120,13 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
     microbatch_rows: Number R of rows per micro-batch.
     pack_length: Number L of tokens that a row holds.
     max_segments: Largest number S of trajectories that a row holds.
+    fit_segments: Flag that lowers S to the least power of two that is enough.
   """
   documents = [members[row].tolist() for row in packing.first_fit(
       lengths[members], pack_length, max_segments)]
+  if fit_segments:
+    most = max(map(len, documents), default=1)
+    max_segments = min(max_segments, 1 << (most - 1).bit_length())
   size = (-(-len(members) // microbatch_rows), microbatch_rows)
   layout = packing.layout(
       documents, lengths.tolist(), count=size[0] * size[1], length=pack_length,

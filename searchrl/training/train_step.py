@@ -21,7 +21,6 @@ import optax
 
 from searchrl.models import attention
 from searchrl.models import critic
-from searchrl.models import document_attention
 from searchrl.models import lora as loras
 from searchrl.models import policy_logprobs
 from searchrl.models import transformer
@@ -81,8 +80,6 @@ class ForwardOptions:
   remat: bool | str = False
   dtype: str = 'float32'  # dtype of activations
   attend: Callable[..., Array] = attention.causal
-  # True for kernels without segment ids; see `models.document_attention`.
-  by_document: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,10 +255,9 @@ class TrainStep:
   def _row_options(self, layout: packing.Layout) -> dict[str, Any]:
     """Returns the keyword arguments with which a network reads packed rows."""
     options = self.forward_options
-    attend = options.attend
-    if options.by_document:
-      attend = functools.partial(document_attention.causal, layout=layout,
-                                 attend=attend, length=self.length)
+    attend = functools.partial(
+        options.attend, max_segments=layout.starts.shape[-1],
+        longest=self.length)
     return dict(segment_ids=layout.segment_ids, positions=layout.positions,
                 remat=options.remat, dtype=options.dtype, attend=attend,
                 used=self._used_layer,

@@ -54,9 +54,7 @@ def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
                   for network in step.axes)
   width, inner = step.shape.hidden_size, step.shape.intermediate_size
   queries, keys = _heads(learner)
-  padded = learner.max_segments * (
-      attention == 'cudnn_padded'
-      or getattr(step.forward_options, 'by_document', False))
+  padded = learner.max_segments * (attention == 'cudnn_padded')
   layer = tokens * size * (8 * width + 3 * inner / tensor + 4 * padded * queries)
   logits = 4 * 4 * tokens / learner.pack_length * _CHUNK * (
       step.shape.vocab_size / tensor)
@@ -115,7 +113,8 @@ def workspace(learner: Learner, attention: str) -> float:
 
   For each query it has two float32 vectors of a head's size and a number:
   sums of the queries' gradients, and the gradients of keys and values of all
-  query heads. It has room for documents that are all as long as a row.
+  query heads. It has room for documents that are all as long as a row. In the
+  packed layout, padding is one more document.
 
   Args:
     learner: Learner whose update is meant.
@@ -125,5 +124,6 @@ def workspace(learner: Learner, attention: str) -> float:
     return 0
   step = learner.train_step
   heads = step.shape.num_attention_heads / step.mesh.shape['tensor']
-  return math.ceil(_tokens(learner) * learner.max_segments * heads * (
+  segments = learner.max_segments + (attention == 'cudnn')
+  return math.ceil(_tokens(learner) * segments * heads * (
       8 * step.shape.head_dim + 4))

@@ -1,0 +1,175 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Causal attention of cuDNN over packed rows, for NVIDIA GPUs.
+
+  packed    one call over all rows, given the offset of each document (Hopper)
+  padded    each document in a row of its own, padded to the longest
+
+Documents are placed end to end in a row. Their segment ids count from 1 in the
+order of the row, an id that is left out is an empty document, and 0 is the
+padding at the end of the row. Results at padding are 0.
+
+jax.nn.dot_product_attention has no argument for offsets. `packed` thus uses two
+internal primitives of jax, with the same arguments in jax 0.10.2 and 0.11.2. The
+function of jax that surrounds them is not used, as in 0.10.2 it multiplies the
+offsets of keys by the number of query heads, which is wrong for grouped
+queries.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+LANES = 128  # tokens; kernels are given rows of a multiple of this length
+
+
+def packed(
+    q: Float[Array, 'B T H d'],
+    k: Float[Array, 'B T K d'],
+    v: Float[Array, 'B T K d'],
+    segment_ids: Int[Array, 'B T'],
+    *,
+    max_segments: int,
+    sliding_window: int | None = None,
+) -> Float[Array, 'B T H d']:
+  """Returns attention within documents, by cuDNN's packed layout.
+
+  The padding of a row is one more segment. All tokens are then in a segment, so
+  that the kernel reads and writes nothing that is undefined.
+
+  Args:
+    q: Queries, rotated but not scaled. H is a multiple of K.
+    k: Keys, rotated.
+    v: Values.
+    segment_ids: Number of each token's document; see the top of this file.
+    max_segments: Largest id of a document.
+    sliding_window: Number of keys that a query sees, itself included.
+  """
+  length = q.shape[1]
+  q, k, v, ids = (padded_row(x) for x in (q, k, v, segment_ids))
+  lengths = document_lengths(ids, max_segments)
+  padding = ids.shape[1] - lengths.sum(1, keepdims=True)
+  lengths = jnp.concatenate([lengths, padding], 1)
+  # Without gaps, a segment begins where the one before it ends, also in the
+  # next row. Offsets are numbers of elements.
+  starts = jnp.pad(jnp.cumsum(lengths), (1, len(ids) - 1), mode='edge')
+  starts = starts.at[0].set(0).reshape(len(ids), -1)
+  output = _attend(q, k, v, lengths, *(
+      starts * (x.shape[2] * x.shape[3]) for x in (q, k)), sliding_window)
+  return jnp.where(ids[..., None, None] > 0, output, 0)[:, :length]
+
+
+def document_lengths(segment_ids: Int[Array, 'B T'], max_segments: int
+                    ) -> Int[Array, 'B S']:
+  """Returns the number of tokens of each document of a row."""
+  numbers = jnp.arange(1, max_segments + 1)[:, None]
+  return jnp.sum(segment_ids[:, None] == numbers, -1, dtype=jnp.int32)
+
+
+def padded_row(x: Array, unit: int = LANES) -> Array:
+  """Returns rows [B T ...] with zeros up to a multiple of `unit` tokens."""
+  spare = -x.shape[1] % unit
+  return jnp.pad(x, ((0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attend(q, k, v, lengths, q_offsets, k_offsets, sliding_window):
+  """Returns attention within segments.
+
+  Args:
+    q: Queries, [B T H d].
+    k: Keys, [B T K d].
+    v: Values, [B T K d].
+    lengths: Tokens of each segment, [B M].
+    q_offsets: Index of each segment's first element among the elements of all
+      rows of q, and the end of the last segment, repeated, [B M+1].
+    k_offsets: Same for k and v.
+    sliding_window: Number of keys that a query sees, itself included.
+  """
+  return _call('fwd', q, k, v, lengths, q_offsets, k_offsets, (),
+               sliding_window, is_training=False)[0]
+
+
+def _forward(q, k, v, lengths, q_offsets, k_offsets, sliding_window):
+  given = (q, k, v, lengths, q_offsets, k_offsets)
+  output, statistics = _call('fwd', *given, (), sliding_window,
+                             is_training=True)
+  return output, (given, statistics, output)
+
+
+def _backward(sliding_window, residuals, gradient):
+  given, *results = residuals
+  return *_call('bwd', *given, (*results, gradient), sliding_window), *[None] * 3
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _call(direction: str, q, k, v, lengths, q_offsets, k_offsets, results,
+          sliding_window, **options: Any) -> list[Array]:
+  """Binds jax's primitive of cuDNN's forward or backward graph."""
+  from jax._src.cudnn import fused_attention_stablehlo as cudnn  # internal
+  primitive = getattr(cudnn, f'_dot_product_attention_{direction}_p')
+  unused = jnp.zeros(0, q.dtype)  # the bias and the tables of pages
+  return primitive.bind(
+      q, k, v, unused, lengths, lengths, q_offsets, k_offsets, unused, unused,
+      *results, scale=q.shape[-1] ** -0.5, seed=0, dropout_rate=0.0,
+      variadic_args=(False, False), mask_type=cudnn.MaskType.PADDING_CAUSAL,
+      layout=cudnn.AttentionLayout.BTNH.value,
+      sliding_window_length=sliding_window, **options)
+
+
+def padded(
+    q: Float[Array, 'B T H d'],
+    k: Float[Array, 'B T K d'],
+    v: Float[Array, 'B T K d'],
+    segment_ids: Int[Array, 'B T'],
+    *,
+    max_segments: int,
+    longest: int | None = None,
+    sliding_window: int | None = None,
+) -> Float[Array, 'B T H d']:
+  """Returns attention within documents, each in a padded row of its own.
+
+  The arguments are those of `packed`, and `longest` is the number of tokens of
+  the longest document; default: T.
+  """
+  rows, row = segment_ids.shape
+  longest = longest or row
+  lengths = document_lengths(segment_ids, max_segments)
+  starts = jnp.cumsum(lengths, 1) - lengths
+  column = jnp.arange(longest)
+  tokens = jnp.minimum(starts[..., None] + column, row - 1).reshape(rows, -1)
+  inside = (column < lengths[..., None]).reshape(-1, longest, 1, 1)
+
+  def one_a_row(x):
+    x = jnp.take_along_axis(x, tokens[..., None, None], axis=1)
+    return jnp.where(inside, x.reshape(-1, longest, *x.shape[2:]), 0)
+
+  output = _whole(one_a_row(q), one_a_row(k), one_a_row(v), sliding_window,
+                  lengths.reshape(-1))
+  output = jnp.where(inside, output, 0)  # it may be NaN beyond a document's end
+  output = output.reshape(rows, max_segments * longest, *output.shape[2:])
+  place = jnp.maximum(segment_ids - 1, 0)
+  back = place * longest + jnp.arange(row) - jnp.take_along_axis(
+      starts, place, axis=1)
+  back = jnp.clip(back, 0, max_segments * longest - 1)  # of padding
+  output = jnp.take_along_axis(output, back[..., None, None], axis=1)
+  return jnp.where(segment_ids[..., None, None] > 0, output, 0)
+
+
+def _whole(q, k, v, sliding_window, lengths):
+  """Runs cuDNN on rows of one document. Its windows exclude the token itself.
+
+  It had NaN gradients at one query and at 64 tokens past a multiple of 128. It
+  is given multiples of 128 and no mask tensor.
+  """
+  length = q.shape[1]
+  window = None if sliding_window is None else (sliding_window - 1, 0)
+  return jax.nn.dot_product_attention(
+      *(padded_row(x) for x in (q, k, v)), is_causal=True,
+      local_window_size=window, query_seq_lengths=lengths,
+      key_value_seq_lengths=lengths, implementation='cudnn')[:, :length]

@@ -1,0 +1,32 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Splash attention in Pallas over packed rows, for TPUs; see `attention`."""
+
+import jax
+
+from searchrl.models.cudnn_attention import LANES, padded_row
+
+
+def packed(q, k, v, segment_ids, *, sliding_window, block, interpret):
+  """Runs splash attention, which skips blocks that causality or a window hides.
+
+  Segments only mask: their hidden blocks are computed.
+  """
+  # Slow to import.
+  from jax.experimental.pallas.ops.tpu import splash_attention as splash
+  length, heads, size = q.shape[1:]
+  block = block or min(512, -(-length // LANES) * LANES)
+  q, k, v = (padded_row(x, block).swapaxes(1, 2) for x in (q, k, v))
+  shape = (q.shape[2],) * 2
+  mask = (splash.CausalMask(shape) if sliding_window is None else
+          splash.LocalMask(shape, (sliding_window - 1, 0), 0))
+  sizes = dict.fromkeys((
+      'block_q', 'block_kv', 'block_kv_compute', 'block_q_dkv', 'block_kv_dkv',
+      'block_kv_dkv_compute', 'block_q_dq', 'block_kv_dq'), block)
+  kernel = splash.make_splash_mha_single_device(
+      splash.MultiHeadMask([mask] * heads),
+      block_sizes=splash.BlockSizes(**sizes), interpret=interpret)
+  if segment_ids is not None:
+    segment_ids = splash.SegmentIds(*[padded_row(segment_ids, block)] * 2)
+  out = jax.vmap(kernel)(q * size ** -0.5, k, v, segment_ids)
+  return out.swapaxes(1, 2)[:, :length]
