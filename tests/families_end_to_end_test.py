@@ -29,6 +29,7 @@ from searchrl.models import weights
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import stops
 from searchrl.papers import settings
+from searchrl.papers.dr_zero import proposals
 from searchrl.papers.known_models import MODELS
 from searchrl.rollouts import records
 from searchrl.runtime import plugins
@@ -91,15 +92,18 @@ def test_each_dialogue_of_the_settings_has_a_case():
   assert set(SLOW) < set(map(str, CASES))
 
 
-def write_data(folder):
+def write_data(folder, case):
   """Writes questions, and passages of more than three hundred words."""
   words = ('The river Tarn flows past old towns, mills, bridges and vineyards '
            'in the south; its waters rose above every quay in March 1930. ')
   corpus = [{'id': str(n), 'title': f'Town {n}', 'text':
              f'Town number {n} is one of the river towns. ' + words * 20}
             for n in range(6)]
-  questions = [{'id': f'q{n}', 'question': f'Which town is number {n} by the '
-                'river?', 'golden_answers': ['Paris']} for n in range(4)]
+  texts = [f'Which town is number {n} by the river?' for n in range(4)]
+  if case.setting == 'drzero_proposer':
+    texts = [proposals.ask(passage['text'][:400], 2) for passage in corpus[:4]]
+  questions = [{'id': f'q{n}', 'question': text, 'golden_answers': ['Paris']}
+               for n, text in enumerate(texts)]
   for name, lines in (('corpus', corpus), ('questions', questions)):
     (folder / f'{name}.jsonl').write_text(
         ''.join(json.dumps(line) + '\n' for line in lines))
@@ -107,7 +111,7 @@ def write_data(folder):
 
 def fields(case, folder):
   """Returns the values that make a setting small."""
-  ppo = case.recipe == 'ppo'
+  ppo, proposes = case.recipe == 'ppo', case.setting == 'drzero_proposer'
   return {
       'seed': SEEDS.get(case.family, 0),
       'model.path': folder / 'source', 'model.dtype': 'float32',
@@ -116,7 +120,7 @@ def fields(case, folder):
       'search.options': {}, 'dialogue': case.dialogue,
       'evaluate.search.engine': '', 'evaluate.search.options': {},
       'rollout.dtype': 'float32', 'rollout.max_num_seqs': 4,
-      'rollout.questions_per_step': 4 if ppo else 2,
+      'rollout.questions_per_step': 4 if ppo or proposes else 2,
       'rollout.group_size': 1 if ppo else 2, 'rollout.max_length': LENGTH,
       'rollout.budgets.max_turns': 3, 'rollout.budgets.top_k': 2,
       'rollout.budgets.passage_tokens': PASSAGE,
@@ -126,10 +130,10 @@ def fields(case, folder):
       'optimizer.warmup_steps': 0, 'optimizer.learning_rate': 1e-4,
       'mesh.fsdp': 1, 'train.num_steps': 1, 'train.progress': False,
       'train.tensorboard': False, 'evaluate.initial': False,
-  } | ({'solver.path': folder / 'source', 'reward_options.attempts': 1,
+  } | ({'solver.path': folder / 'source', 'reward_options.attempts': 2,
         'solver.budgets.max_turns': 1,
         'solver.budgets.max_new_tokens': NEW_TOKENS}
-       if case.setting == 'drzero_proposer' else {})
+       if proposes else {})
 
 
 class Trained(NamedTuple):
@@ -152,7 +156,7 @@ def trained(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp('case')
   family_models.write(folder / 'source', case.family, plugins.resolve(
       case.dialogue, field='dialogue', ours=''))
-  write_data(folder)
+  write_data(folder, case)
   with pytest.MonkeyPatch.context() as patch, pytest.raises(
       SystemExit) as ended:
     # The settings' meshes are for one device here, and pytest simulates eight.
@@ -173,7 +177,7 @@ def trained(request, tmp_path_factory):
 def test_the_policy_acts(trained):
   turns = [turn for trajectory in trained.trajectories
            for turn in trajectory.turns]
-  assert len(trained.trajectories) == 4
+  assert len(trained.trajectories) in (4, 8)
   assert any(turn.passages for turn in turns)
   assert len({turn.action.kind for turn in turns}) > 1
 

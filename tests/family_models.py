@@ -92,7 +92,8 @@ def transitions(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer
             tokenizer.encode(dialogue.after)[-1],
             dialogues.retry(dialogue, tokenizer, ())[-1]}
   search = _CALL if '</tool_call>' in dialogue.stop_strings else _SEARCH
-  answer = _PROPOSAL if '<question>' in dialogue.template else _ANSWER
+  proposes = '<question>' in dialogue.template
+  answer = _PROPOSAL if proposes else _ANSWER
   pieces = tokenizer.token_bytes
   last = next(pieces.index(text) for text in (b'>.', b'></') if text in pieces)
   ids: dict[bytes, list[int]] = {}
@@ -106,6 +107,8 @@ def transitions(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer
   following = {last: nonsense[:1], nonsense[-1]: (end,)}
   for turn in (*(action + (last,) for action in actions), nonsense):
     following |= {a: (b,) for a, b in zip(turn, turn[1:])}
+  if proposes:  # the first is the likeliest
+    turns = actions[1], actions[0], nonsense
   return following | {id_: tuple(turn[0] for turn in turns) for id_ in starts}
 
 

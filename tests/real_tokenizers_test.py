@@ -214,7 +214,8 @@ def test_passages_have_the_ids_of_one_text_at_a_time(tokenizer, texts):
   assert [tokenizer.encode_data(text) for text in texts] == expected
 
 
-def test_no_added_token_survives_in_a_passage(tokenizer):
+@of([*FAMILIES, 'mistral'])
+def test_no_added_token_survives_in_a_passage(name, tokenizer):
   """Special or not: `<|fim_prefix|>` and `<｜User｜>` are words of templates."""
   added = {int(i): t.content for i, t in
            tokenizer._fast.added_tokens_decoder.items()}
