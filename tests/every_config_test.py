@@ -107,7 +107,8 @@ def test_every_training_of_a_model_is_planned_and_says_its_values(
     if 'model=' not in text:
       continue
     config = get(name, text)
-    parts = build.beside_job(config, 'trainings')
+    parts = build.beside_job(config, 'phases') or build.beside_job(
+        config, 'trainings')
     if 'plan' not in config or not (parts or 'learner' in config):
       continue  # a job that does not train
     config.plan.update(devices='h200-64', compile=False)
