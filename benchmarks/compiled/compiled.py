@@ -470,7 +470,8 @@ def measured(program: Program, label: str, flags: str = '', keep: str = ''
     found, sent = of_text(text, program)
     exchanges += sent
     found |= dict(
-        by_xla=compiled.cost_analysis()['bytes accessed'],
+        by_xla=(compiled.cost_analysis() or {}).get(  # None for GPUs
+            'bytes accessed', 0.0),
         temporary=compiled.memory_analysis().temp_size_in_bytes)
     held = max(found['temporary'], total.get('temporary', 0))  # one by one
     total = {key: total.get(key, 0) + value for key, value in found.items()}
@@ -515,7 +516,8 @@ def of_kernel(call: hlo.CustomCall, program: Program) -> tuple[float, float]:
     return call.times * 2 * program.attended * call.results[0].bytes, 0.0
   if 'splash' in call.name:
     return of_splash(call)
-  if 'ragged_paged_attention' in call.name or 'slot_attention' in call.name:
+  if 'ragged_paged_attention' in call.name or (
+      '/slot_attention/' in call.op_name):
     return of_slots(call, program)
   if call.target.startswith('__cudnn$fmha'):
     return of_cudnn(call)

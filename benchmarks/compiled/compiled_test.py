@@ -214,6 +214,33 @@ def test_paged_attention_reads_what_its_rows_see():
   assert flops == 8 * SLOTS * 64 * 4 * 4 * 16  # tokens, keys, heads of 16
 
 
+def test_the_kernel_of_gpus_reads_what_its_rows_see():
+  """Keys and values once for all slots; the name is that of the op."""
+  program = dataclasses.replace(engine('decode'), context=64, attended=1 / 2)
+  cache = hlo.Array('bf16', program.cache[0].shape)
+  q = hlo.Array('bf16', (SLOTS, 2, 16, 16))
+  found, flops = compiled.of_kernel(hlo.CustomCall(
+      '__gpu$xla.gpu.triton', 'pallas_call.1', (q, cache, cache), (q,), (), 8,
+      'jit(decode)/Block/slot_attention/pallas_call'), program)
+  assert found == 8 * (2 * cache.bytes / 2 + 2 * q.bytes)
+  assert flops == 8 * 4 * SLOTS * 2 * 16 * 16 * 64
+
+
+@pytest.mark.parametrize('length, keys, target, products', [
+    (6, 6, '__cudnn$fmhaSoftmax', 2), (6, 6, '__cudnn$fmhaSoftmaxBackward', 5),
+    (1, 9, '__cudnn$fmhaSoftmax', 2)])
+def test_cudnn_counts_what_a_query_sees(length, keys, target, products):
+  """Each query and key that it sees, by a loop: its own and earlier ones."""
+  q, k = (hlo.Array('bf16', (2, n, heads, 8)) for n, heads in (
+      (length, 4), (keys, 2)))
+  found, flops = compiled.of_kernel(hlo.CustomCall(
+      target, 'attention.1', (q, k, k), (q,), (), 3, ''), engine('decode'))
+  pairs = sum(key <= query for query in range(keys - length, keys)
+              for key in range(keys))
+  assert flops == 3 * products * 2 * 2 * 4 * 8 * pairs
+  assert found == 3 * 2 * (2 * q.elements + 2 * k.elements)
+
+
 def test_an_unknown_kernel_counts_its_arrays():
   array, near = (hlo.Array('bf16', (4, 16), '', memory) for memory in (0, 1))
   assert compiled.of_kernel(hlo.CustomCall(
@@ -240,6 +267,8 @@ BOUNDS = {
     ('v6e', 1, 'xla', 'append'): (1.15, .01, 0, 0),
     ('v6e', 1, 'ragged', 'copy'): (1.01, .01, 0, 0),
     ('v6e', 1, 'xla', 'copy'): (1.01, .01, 0, 0),
+    ('h200', 1, 'cudnn+triton', 'decode'): (1.08, .02, 0, 0),
+    ('h200', 1, 'cudnn+triton', 'append'): (2.6, .02, 0, 0),
 }
 for_a_tpu = pytest.mark.skipif(
     importlib.util.find_spec('libtpu') is None,
@@ -250,8 +279,10 @@ for_a_tpu = pytest.mark.skipif(
 @for_a_tpu
 @pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
 @pytest.mark.parametrize('chip, tensor, attention, name', BOUNDS)
-def test_the_engine_on_tpus_keeps_to_its_bounds(chip, tensor, attention, name):
+def test_the_engine_keeps_to_its_bounds(chip, tensor, attention, name):
   """On two chips a layer's cache would fit beside the cores: it stays."""
+  if chip == 'h200' and not importlib.util.find_spec('jax_cuda12_plugin'):
+    pytest.skip("needs jax's plugin for CUDA: pip install -e '.[compile]'")
   options = argparse.Namespace(**vars(LARGE) | dict(attention=attention))
   found, sent = compiled.measured(compiled.engine(
       name, options, compiled.mesh_of(chip, 1, tensor), 128 // tensor, NARROW),
