@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs on one host with GPUs: one process for all of them, or several with equal
-# shares.
+# Runs on one host with GPUs: one process for each, or fewer with equal shares.
 #
 #   launch/gpu_host.sh --config=configs/grpo.py --workdir=runs/grpo
-#   launch/gpu_host.sh --processes=4 \
+#   launch/gpu_host.sh --processes=1 \
 #       --config=configs/grpo.py --workdir=runs/grpo
 #
-# One process is simpler; several sample and search independently of each other.
+# Processes sample and search independently of each other. The GPUs of one wait
+# for each other at every token, but share an index that is on the devices.
 # GPUS (default: all that nvidia-smi lists) may be 0: then each process has the
 # CPU. PORT is the coordinator's. --dry-run, first, prints the commands.
 set -euo pipefail
@@ -17,9 +17,12 @@ if [[ ${1:-} == --dry-run ]]; then
   dry=(--dry-run)
   shift
 fi
-# Sends while it computes; what XLA_FLAGS say already counts more.
-export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true ${XLA_FLAGS:-}"
-processes=1
+# Sends while it computes, and makes one CUDA graph of a decode's loop; what
+# XLA_FLAGS say already counts more.
+flags='--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_command_buffer=+WHILE'
+export XLA_FLAGS="$flags ${XLA_FLAGS:-}"
+gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | wc -l || true)}
+processes=$((gpus ? gpus : 1))
 if [[ ${1:-} == --processes=* ]]; then
   processes=${1#*=}
   shift
@@ -28,7 +31,6 @@ if ((processes == 1)); then
   exec "$here/run.sh" "${dry[@]}" "$@"
 fi
 
-gpus=${GPUS:-$(nvidia-smi -L | wc -l)}
 if ((gpus % processes)); then
   echo "$processes processes must divide $gpus GPUs." >&2
   exit 2

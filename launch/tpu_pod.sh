@@ -14,7 +14,8 @@
 # system that all hosts share: MOUNT is a command that `setup` runs on each, as
 # 'sudo mount 10.0.0.2:/runs /mnt/runs' for Filestore. RUNTIME is the image.
 # Project and account are gcloud's; no key is read or stored here. The output of
-# worker i goes to LOGS/i.log.
+# worker i goes to LOGS/i.log. LIBTPU_INIT_ARGS here count more than the flags of
+# the compiler that the README gives for a chip.
 set -euo pipefail
 here=$(dirname "$0")
 
@@ -29,6 +30,13 @@ shift
 type=${TYPE:-v5litepod-16}
 runtime=${RUNTIME:-v2-alpha-tpuv5-lite}
 logs=${LOGS:-logs/$NAME}
+compiler=
+if [[ $type == v6e-* ]]; then
+  compiler='--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000'
+  compiler+=' --xla_tpu_enable_async_collective_fusion_fuse_all_gather=true'
+  compiler+=' --xla_enable_async_all_gather=true'
+fi
+compiler+=${LIBTPU_INIT_ARGS:+ $LIBTPU_INIT_ARGS}
 
 do_it() {
   if ((dry)); then
@@ -71,7 +79,11 @@ case $verb in
   run)
     ((dry)) || mkdir -p "$logs"
     flags=$(printf '%q ' "$@")
-    start="cd searchrl && . .venv/bin/activate && echo \$\$ >~/searchrl.pid"
+    start='cd searchrl && . .venv/bin/activate'
+    if [[ $compiler ]]; then
+      start+=" && export LIBTPU_INIT_ARGS=$(printf %q "$compiler")"
+    fi
+    start+=" && echo \$\$ >~/searchrl.pid"
     on_all "$start && exec launch/run.sh $flags" --output-directory="$logs"
     if ((dry)); then
       echo "on each host: $("$here/run.sh" --dry-run "$@")"

@@ -226,7 +226,8 @@ def test_gpus_send_while_they_compute(tmp_path, script, words, program):
   done = launch(script, *words, *FLAGS, path=str(tmp_path), GPUS='2',
                 SLURM_JOB_ID='7', XLA_FLAGS='--xla_mine=1')
   assert set(done.stdout.split('\n')) - {''} == {
-      '--xla_gpu_enable_latency_hiding_scheduler=true --xla_mine=1'}
+      '--xla_gpu_enable_latency_hiding_scheduler=true '
+      '--xla_gpu_enable_command_buffer=+WHILE --xla_mine=1'}
 
 
 def test_gpu_host_hands_sigterm_on_to_all(tmp_path):
@@ -289,6 +290,18 @@ def test_babysitting_gives_up_on_what_no_restart_mends(tmp_path):
   assert verbs.count('run.sh') == 3
 
 
+def test_tpu_pod_gives_the_compiler_the_flags_of_the_chip(tmp_path):
+  """The user's come last, so that they count more."""
+  commands = stand_in(tmp_path, 'gcloud')
+  launch('tpu_pod.sh', 'run', *FLAGS, path=str(tmp_path), TYPE='v6e-8',
+         LOGS=str(tmp_path / 'logs'), LIBTPU_INIT_ARGS='--xla_mine=1',
+         **VARIABLES['tpu_pod.sh'])
+  text = '\n'.join(commands()).replace('\\', '')
+  assert ('export LIBTPU_INIT_ARGS=--xla_jf_spmd_threshold_for_windowed_einsum_'
+          'mib=1000000 --xla_tpu_enable_async_collective_fusion_fuse_all_gather'
+          '=true --xla_enable_async_all_gather=true --xla_mine=1 && echo' in text)
+
+
 def test_tpu_pod_passes_the_slice_the_host_and_the_flags(tmp_path):
   commands = stand_in(tmp_path, 'gcloud', does='[[ $4 != describe ]]')
   variables = VARIABLES['tpu_pod.sh'] | dict(
@@ -305,5 +318,6 @@ def test_tpu_pod_passes_the_slice_the_host_and_the_flags(tmp_path):
   assert "exec launch/run.sh --config=configs/grpo.py" in text
   assert r"--config.data.mix=\'\(1\,\ 2\)\'" in text  # as it was given
   assert '&& echo $$ >~/searchrl.pid && exec launch/run.sh' in text
+  assert 'LIBTPU_INIT_ARGS' not in text
   assert 'kill -TERM "$(cat ~/searchrl.pid)"' in text
   assert 'queued-resources delete my-tpu --zone=us-west4-a --force' in text
