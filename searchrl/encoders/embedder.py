@@ -28,6 +28,7 @@ import tokenizers
 
 from searchrl.models import encoder
 from searchrl.models import weights
+from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.search.index import dense
 from searchrl.search.index import open_index
@@ -89,10 +90,10 @@ class Embedder:
     self._params = encoder.load(
         str(folder), self._shape,
         sharding_of=functools.partial(meshes.sharding, mesh))
-    self._embed = jax.jit(functools.partial(
+    self._embed = dispatch.Ordered(jax.jit(functools.partial(
         encoder.embed, config=self._shape, pooling=settings.pooling,
         dtype=jnp.dtype(settings.dtype),
-        constrain=functools.partial(meshes.split_by_rows, mesh)))
+        constrain=functools.partial(meshes.split_by_rows, mesh))))
     self.dim = self._shape.hidden_size
     self.about = {'kind': 'bert', 'path': str(path),
                   **dataclasses.asdict(settings),

@@ -22,6 +22,7 @@ from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import checkpoint
+from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import progress
@@ -181,6 +182,7 @@ def load(
           cache_tokens // processes.count()),
       stop_table=samplers.compile_stops(
           protocol, folder.tokenizer, shape.vocab_size),
+      ordered=dispatch.Ordered,
       shardings=functools.partial(meshes.shardings, sync.mesh))
   return Sampler(shape, folder.tokenizer, protocol, budgets, engine, sync,
                  schedule, sync.together), params

@@ -22,6 +22,7 @@ from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models.inference import stops as stops_lib
 from searchrl.models import transformer
+from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
 
@@ -295,7 +296,7 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
   engine = engines.Engine(
       shape, slots=slots, length=length, seed=seed,
       stop_table=no_stops(shape.vocab_size, eos_ids), steps=steps, dtype=dtype,
-      attention=attention,
+      attention=attention, ordered=dispatch.Ordered,
       shardings=functools.partial(meshes.shardings, mesh))
   engine.load(params, None)
   with progress.phase('Compiling the programs that sample'):

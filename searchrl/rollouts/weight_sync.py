@@ -29,6 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from searchrl.models.inference import slots
+from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
 
@@ -98,11 +99,11 @@ class WeightSync:
     self._shardings = meshes.shardings(whole, axes)
     layered = slots.unstacked_axes(axes, layers)
     target = meshes.shardings(whole, layered)
-    self._move = jax.jit(
+    self._move = dispatch.Ordered(jax.jit(
         functools.partial(
             _moved, source=meshes.shardings(mesh, layered), target=target,
             dtype=dtype, pieces=_pieces_on(mesh.devices.flat[0].platform)),
-        out_shardings=target)
+        out_shardings=target))
     self._is_whole = self.mesh is whole
 
   def __call__(self, params: Any) -> Synced:

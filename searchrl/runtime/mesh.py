@@ -22,6 +22,8 @@ from jax.sharding import (AbstractMesh, AxisType, Mesh, NamedSharding,
                           PartitionSpec)
 import numpy as np
 
+from searchrl.runtime import dispatch
+
 AXES = ('data', 'fsdp', 'tensor')
 _AUTO = (AxisType.Auto,) * len(AXES)
 
@@ -156,8 +158,8 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
   """
   if isinstance(x, jax.Array) and (
       x.sharding.device_set == sharding.device_set):
-    return jax.jit(lambda x: jnp.array(x, dtype, copy=True),
-                   out_shardings=sharding)(x)
+    return dispatch.Ordered(jax.jit(lambda x: jnp.array(x, dtype, copy=True),
+                                    out_shardings=sharding))(x)
   return place(np.array(x, dtype), sharding)
 
 

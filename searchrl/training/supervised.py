@@ -27,6 +27,7 @@ import optax
 from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.runtime import checkpoint
+from searchrl.runtime import dispatch
 from searchrl.runtime import metrics as metrics_lib
 from searchrl.runtime import processes
 from searchrl.runtime import progress as progress_lib
@@ -76,7 +77,7 @@ def make_update(loss: Loss, optimizer: optax.GradientTransformation) -> Update:
     state, _ = state.apply_gradient(optimizer, gradient)
     return state, {'loss': value} | metrics
 
-  return jax.jit(update, donate_argnums=0)
+  return dispatch.Ordered(jax.jit(update, donate_argnums=0))
 
 
 def fit(

@@ -26,6 +26,7 @@ from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl import packing
 from searchrl.rl import algorithms
+from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Batch
 
@@ -113,7 +114,8 @@ class TrainStep:
   @functools.cached_property
   def advantages(self) -> Callable[[Batch], Any]:
     """Function from the whole batch [B T] to its advantages."""
-    return jax.jit(lambda batch: self.algorithm.advantages(batch))
+    return dispatch.Ordered(
+        jax.jit(lambda batch: self.algorithm.advantages(batch)))
 
   @functools.cached_property
   def denominators(self) -> Callable[[Batch, Any], dict[str, Array]]:
@@ -130,7 +132,7 @@ class TrainStep:
       terms, _ = self.algorithm.loss(output, batch, advantages)
       return {name: mean.count for name, (_, mean) in terms.items()}
 
-    return jax.jit(count)
+    return dispatch.Ordered(jax.jit(count))
 
   @functools.cached_property
   def logprobs(self) -> Callable[..., Array]:
@@ -152,7 +154,7 @@ class TrainStep:
         self._values(params, layout, tokens)))
 
   @functools.cached_property
-  def update(self) -> jax.stages.Wrapped:
+  def update(self) -> dispatch.Ordered:
     """Function that makes one optimiser step on a mini-batch.
 
     It maps (train_policy, state, frozen, rows, denominators, count) to (state,
@@ -165,9 +167,9 @@ class TrainStep:
     None.
     """
     replicated = meshes.sharding(self.mesh, ())
-    return jax.jit(
+    return dispatch.Ordered(jax.jit(
         self._update, static_argnums=0, donate_argnums=1,
-        out_shardings=(self.state_shardings(), replicated, replicated))
+        out_shardings=(self.state_shardings(), replicated, replicated)))
 
   def init(self, network: str, params: Any) -> TrainState:
     """Returns a network's state before its first update, given parameters."""
@@ -281,7 +283,8 @@ class TrainStep:
           lambda micro: ((), score(params, frozen, *micro)),
           (layout, tokens), count)[1]
 
-    return jax.jit(score_all, out_shardings=meshes.sharding(self.mesh, ()))
+    return dispatch.Ordered(jax.jit(
+        score_all, out_shardings=meshes.sharding(self.mesh, ())))
 
   def _update(self, train_policy, state, frozen, rows: Rows, denominators,
               count):

@@ -85,6 +85,7 @@ class Engine:
       cache has pages. Then call `admit` before `append`. 0: all slots can be
       full at once.
     dtype: Data type of weights, activations and cache.
+    ordered: Function that wraps each jitted program; see `runtime.dispatch`.
     shardings: Function from a tree of logical axes to a tree of shardings of
       the slots. Default: the first device. Slots are split evenly over copies
       of the weights. If devices belong to several processes, each process must
@@ -112,6 +113,7 @@ class Engine:
       attention: str = 'xla',
       cache_tokens: int = 0,
       dtype: Any = 'float32',
+      ordered: Callable[[Any], Any] = lambda program: program,
       shardings: Callable[[Any], Any] | None = None,
   ):
     if slots < 1 or length < 2:
@@ -163,7 +165,7 @@ class Engine:
     self.copied_tokens = 0  # prompt tokens copied from another slot
     self.decoded_tokens = 0  # sampled tokens
     self.slot_steps = 0  # rows computed, summed over decode steps
-    self._place = jax.jit(lambda table: table, out_shardings=read)
+    self._place = ordered(jax.jit(lambda table: table, out_shardings=read))
     self._own_stops = self._stops = self.placed(stop_table)
     model = dict(config=config, layout=layout)
     self._programs: dict[str, Callable[..., Any]] = dict(
@@ -174,6 +176,8 @@ class Engine:
         release=_jit(programs.release, held),
         decode=_jit(programs.decode, shardings and (held, read), **model,
                     steps=steps, patience=patience))
+    self._programs = {
+        name: ordered(program) for name, program in self._programs.items()}
 
   def _forget(self) -> None:
     """Empties all slots."""

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int, Num
 import ml_dtypes
 import numpy as np
 
+from searchrl.runtime import dispatch
 from searchrl.search.index import exact_host
 from searchrl.search.index import vector_store
 
@@ -194,6 +195,7 @@ def _written(buffer: Array, part: Array, place: tuple[int, int]) -> Array:
       buffer_bits, part_bits, (*place, 0)[:buffer.ndim]), buffer.dtype)
 
 
+@dispatch.Ordered
 @functools.partial(jax.jit, static_argnames=('k', 'count', 'mesh'))
 def top_k(
     rows: Num[Array, 'S N D'], scales: Float[Array, 'S N'],
