@@ -112,6 +112,19 @@ def test_counted_work_says_how_much_is_left(clock, monkeypatch):
       'Evaluating: 2,000 answers, 0:02:00', '']
 
 
+def test_work_within_work_does_not_count_as_its_time(clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  evaluating = display.begin('Evaluating', total=300, unit='answer')
+  compiling = display.begin('Compiling')
+  pass_time(display, clock, 60)
+  display.end(compiling)
+  display.advance(evaluating, 300)
+  pass_time(display, clock, 8)
+  display.end(evaluating)
+  assert [line for line in screen.lines if line.endswith(' s')] == [
+      'Compiling: 60 s', 'Evaluating: 300 answers, 8 s']
+
+
 def test_the_innermost_phase_speaks_and_a_failed_one_has_no_end(
     clock, monkeypatch):
   display, screen = displayed(False, clock, monkeypatch)

@@ -130,7 +130,10 @@ class Display:
     """Removes a phase; says how long it lasted if it was long."""
     now = self._clock()
     with self._lock:
+      outside = self._phases[:self._phases.index(phase)]
       self._phases.remove(phase)
+      if outside and not outside[-1].is_run and not phase.is_quiet:
+        outside[-1].began += phase.secs(now)  # its pace is that of its own work
       last = ''
       if phase.is_run and self._is_terminal():
         last = phase.bar(now, self._columns(), [])
