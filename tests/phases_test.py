@@ -15,7 +15,7 @@ def job(config, workdir):
   """Records its call; fails where the config says so."""
   RUN.append((config.name, config.reads, workdir))
   if config.fails:
-    raise ValueError(f'{config.name} fails')
+    raise ValueError(f'{config.name} fails. Set --config.fails=False.')
 
 
 def config(fails='', number=1):
@@ -66,6 +66,12 @@ def test_a_changed_phase_and_all_after_it_run_again(tmp_path):
   names()
   phases.run(changed, str(tmp_path))
   assert names() == ['second', 'third']
+
+
+def test_the_error_of_a_phase_names_the_flag_that_it_has_here(tmp_path):
+  with pytest.raises(ValueError, match=r'^second fails\. Set '
+                     r'--config\.phases\.second\.fails=False\.$'):
+    phases.run(config(fails='second'), str(tmp_path))
 
 
 def test_an_unknown_phase_is_refused_before_any_runs(tmp_path):

@@ -50,7 +50,11 @@ def run(config, workdir: str) -> None:
       continue
     is_changed = True  # what follows may read other files than before
     processes.say(f'\nPhase {number} of {len(phases)}, {name}: {here}')
-    jobs[name](phase, str(here))
+    try:
+      jobs[name](phase, str(here))
+    except ValueError as error:  # its flags are those of this phase
+      raise ValueError(str(error).replace(
+          '--config.', f'--config.phases.{name}.')) from error
     processes.on_first(name, lambda: atomic_files.write_json(
         here / DONE, _record(phase)))
 
