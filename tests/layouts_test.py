@@ -197,6 +197,12 @@ def test_a_kernel_that_is_wrong_is_not_used(how, said):
   assert name == 'xla' and note.startswith('Warning: attention of rollouts')
 
 
+def test_the_self_test_sees_blocks_that_are_not_copied():
+  with mock.patch.object(kv_blocks_gpu, 'copied', lambda cache, *moves: cache):
+    with pytest.raises(RuntimeError, match='triton failed .*off by'):
+      layouts.self_test('triton', config=CONFIG, dtype='float32')
+
+
 @pytest.mark.parametrize('broken_ones, name, said', [
     ((), 'cudnn+triton', '^attention of rollouts: .*GPU, bfloat16'),
     (['cudnn+triton'], 'cudnn', r'^Warning: .* back to cudnn. \+triton is off'),

@@ -126,6 +126,8 @@ _SCRIPT = (
     ((0, 1, 2, 3, 4), (34, 0, 0, 21, 1), (1, 0, 0, 1, 1), 1),
     ((3, 0), (22, 35), (40, 33), 40),
     ((0, 1, 2, 3, 4), (68, 0, 0, 62, 2), (1, 0, 1, 1, 1), 1))
+# The last call, after the first two blocks of slot 0 were copied into slot 2.
+_AFTER_COPY = ((2, 0), (32, 69), (9, 3), 9)
 _SLOTS, _LENGTH, _PAGE = 5, 96, 16
 
 
@@ -137,6 +139,15 @@ def script_tiles(slot, start, length) -> Tiles:
   return Tiles(*map(jnp.asarray, (
       slot, start, length,
       table[np.minimum(slot, _SLOTS - 1)].astype(np.int32))))
+
+
+def _with_copy(layout: Layout, layer: Any) -> Any:
+  """Copies the first two blocks of slot 0 of the self-test into slot 2."""
+  source, target, blocks = np.array([0]), np.array([2]), 2
+  if layout.has_pages:
+    pages = script_tiles([0, 2], [0, 0], [0, 0]).pages
+    source, target, blocks = *np.asarray(pages)[:, :2], 1
+  return jax.jit(layout.copy)(layer, source, target, np.int32(blocks))
 
 
 def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
@@ -152,7 +163,10 @@ def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
 
 def difference(implementation: str, config: TransformerConfig, dtype: Any
               ) -> float:
-  """Returns the largest difference from the reference, by its largest entry."""
+  """Returns the largest difference from the reference, by its largest entry.
+
+  It is that of outputs of calls, of which the last reads copied blocks.
+  """
   options: dict[str, Any] = dict(
       slots=_SLOTS, length=_LENGTH, block=_PAGE, parts=1)
   tested = make(implementation, config, **options)
@@ -162,7 +176,9 @@ def difference(implementation: str, config: TransformerConfig, dtype: Any
       (tested, dtype), (reference, 'float32'))]
   counts = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
   attend = [jax.jit(layout.attend) for layout in (tested, reference)]
-  for slot, start, length, width in _SCRIPT:
+  for slot, start, length, width in (*_SCRIPT, _AFTER_COPY):
+    if (slot, start, length, width) == _AFTER_COPY:
+      layers = [*map(_with_copy, (tested, reference), layers)]
     tiles = script_tiles(slot, start, length)
     qkv = [jnp.asarray(rng.normal(size=(len(slot), width, n, config.head_dim)),
                        dtype) for n in counts]
