@@ -146,10 +146,10 @@ class GatedEngine:
   def __getattr__(self, name):
     return getattr(self._engine, name)
 
-  def decode(self):
+  def decode(self, **options):
     assert self.go.acquire(timeout=20)
     self.passes += 1
-    return self._engine.decode()
+    return self._engine.decode(**options)
 
 
 def by_length(text):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """generation: a choice is the same alone and in company; texts end at stops."""
 
+import dataclasses
 import queue
 import threading
 import time
@@ -233,10 +234,32 @@ def test_closing_finishes_what_was_asked_and_takes_no_more(held, alone):
   assert not closing.is_alive()
 
 
+def test_a_pass_computes_few_rows_unless_a_choice_must_be_alike():
+  """The same choice by one row and by all of them."""
+  shape = dataclasses.replace(tiny.CONFIG, num_hidden_layers=1)
+  few = engines.Engine(
+      shape, slots=4, length=64, stop_table=NEVER, tile=16, tiles=(4,),
+      block=16, steps=5, seed=4, few_rows=(1, 2))
+  few.load(tiny.params(shape), None)
+  generator = generation.Generator(
+      few, token_bytes=PIECES, eos_ids=TOKENIZER.eos_ids, waiting=20)
+  results, rows = [], []
+  for is_alike in (False, True):
+    before = few.decoded_tokens, few.slot_steps
+    asked = dataclasses.replace(CHOICES[0], alike=is_alike)
+    results += Received(generator, [asked]).all().values()
+    rows.append((few.slot_steps - before[1]) / (few.decoded_tokens - before[0]))
+  generator.close(20)
+  (text, tokens, logprobs, finish), (*others, last) = results
+  assert rows == [1, 4] and len(tokens) > 5
+  assert (text, tokens, finish) == (others[0], others[1], last)
+  np.testing.assert_allclose(logprobs, others[2], atol=1e-5)
+
+
 def test_a_failing_engine_ends_every_stream_once_and_is_named(engine, params):
   engine.load(params, None)
   slow = fakes.GatedEngine(engine)
-  slow.decode = lambda: time.sleep(0.1) or 1 / 0
+  slow.decode = lambda **_: time.sleep(0.1) or 1 / 0
   generator = generation.Generator(
       slow, token_bytes=PIECES, eos_ids=(), waiting=20)
   streams = [Received(generator, CHOICES[:4]), Received(generator, CHOICES[4:])]

@@ -418,11 +418,13 @@ def test_a_request_becomes_choices_each_with_a_name_of_its_own():
   assert [c.budget for c in found] == [5, 5, 6, 6]
   assert [c.row_ids for c in found] == [
       engines.row_ids(0, 'seed 4', number, 0) for number in range(4)]
+  assert all(c.alike for c in found)
   assert found == model_server.choices(asked)
   assert {c.stops for c in found} == {('é'.encode(),)}
   asked.seed = None
   one, other = (model_server.choices(asked)[0].row_ids for _ in range(2))
   assert one != other
+  assert not any(c.alike for c in model_server.choices(asked))
 
 
 class Failing:
@@ -431,7 +433,7 @@ class Failing:
   slots = 2
   append = release = cut = lambda *_: None
 
-  def decode(self):
+  def decode(self, **_):
     raise ZeroDivisionError
 
 

@@ -102,7 +102,7 @@ class Failing:
   slots = 2
   append = release = cut = lambda *_: None
 
-  def decode(self):
+  def decode(self, **_):
     raise ZeroDivisionError
 
 

@@ -27,6 +27,10 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
 
 
+# Slots that a pass may compute. On other devices than CPUs, few cost as much.
+_FEW_ROWS = (1, 4, 16)
+
+
 class Full(Exception):
   """An error: too many choices are waiting already."""
 
@@ -44,6 +48,8 @@ class Choice:
   row_ids: tuple[int, ...]  # numbers that its randomness is folded from
   draw: sampling.Draw = sampling.Draw()
   stops: tuple[bytes, ...] = ()  # non-empty stop strings; not in the text
+  # True: no bit of it depends on the choices beside it. It is slower.
+  alike: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +128,7 @@ class _Running:
   stream: Stream
   number: int  # index among the request's choices
   text: Text
+  alike: bool
   sent: int = 0  # tokens that were put into the stream
 
 
@@ -225,7 +232,7 @@ class Generator:
   def _assign(self, stream, number: int, choice: Choice) -> engines.Append:
     slot = self._free.pop()
     self._running[slot] = _Running(
-        stream, number, Text(self._token_bytes, choice.stops))
+        stream, number, Text(self._token_bytes, choice.stops), choice.alike)
     return engines.Append(slot, choice.prompt, choice.budget, choice.row_ids,
                           fresh=True, draw=choice.draw)
 
@@ -235,7 +242,8 @@ class Generator:
     if not self._running:
       return
     stopped = {turn.slot: (turn.tokens, turn.logprobs)
-               for turn in self._engine.decode()}
+               for turn in self._engine.decode(alike=any(
+                   running.alike for running in self._running.values()))}
     for slot in list(self._running):
       tokens, logprobs = stopped.get(slot) or self._engine.partial(slot)
       self._deliver(slot, tokens, logprobs, slot in stopped)
@@ -293,10 +301,12 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
         f'rollout.max_num_seqs must be a multiple of the {copies} copies of '
         f'the weights, but is {slots}.')
   eos_ids = chat.ends(tokenizer)
+  is_cpu = mesh.devices.flat[0].platform == 'cpu'
   engine = engines.Engine(
       shape, slots=slots, length=length, seed=seed,
       stop_table=no_stops(shape.vocab_size, eos_ids), steps=steps, dtype=dtype,
-      attention=attention, ordered=dispatch.Ordered,
+      attention=attention, few_rows=_FEW_ROWS if is_cpu else (),
+      ordered=dispatch.Ordered,
       shardings=functools.partial(meshes.shardings, mesh))
   engine.load(params, None)
   with progress.phase('Compiling the programs that sample'):

@@ -213,5 +213,6 @@ def choices(request: openai_api.Request) -> list[generation.Choice]:
   tasks = [task for task in zip(request.prompts, request.budgets)
            for _ in range(request.n)]
   return [generation.Choice(prompt, budget, engines.row_ids(0, uid, number, 0),
-                            request.draw, stops)
+                            request.draw, stops,
+                            alike=request.seed is not None)
           for number, (prompt, budget) in enumerate(tasks)]

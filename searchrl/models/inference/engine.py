@@ -13,6 +13,7 @@ first rollout, and returns sampled tokens with their log-probs.
 
 import collections
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -29,6 +30,7 @@ from searchrl.models.inference import slots as programs
 from searchrl.models.inference.slot_state import Append
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
+from searchrl.runtime import progress
 
 # Number of rows from which XLA's matrix products on CPUs all round alike.
 ONE_KIND = 64
@@ -81,6 +83,9 @@ class Engine:
     parts: Number of groups of slots of similar length whose attention 'xla'
       computes separately. It is 1 if a slot is one block.
     attention: Name of one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
+    few_rows: Numbers of rows, below the slots, that a decode may compute, too.
+      On CPUs, products of fewer rows than `ONE_KIND` round in other ways. All
+      programs are then compiled when they are first needed.
     cache_tokens: Number of tokens that all slots can hold together, if the
       cache has pages. Then call `admit` before `append`. 0: all slots can be
       full at once.
@@ -111,6 +116,7 @@ class Engine:
       block: int = 128,
       parts: int = 3,
       attention: str = 'xla',
+      few_rows: Sequence[int] = (),
       cache_tokens: int = 0,
       dtype: Any = 'float32',
       ordered: Callable[[Any], Any] = lambda program: program,
@@ -134,7 +140,7 @@ class Engine:
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
     # Programs return slots with the sharding of their input. They return
     # samples in a sharding that every process can read.
-    self._copies = copies = _copies(shardings)
+    self._copies = copies = kv_cache.copies(shardings)
     self._layout = layout = layouts.make(
         attention, config, slots=slots // copies, length=length, block=block,
         parts=min(parts, slots // copies) if block < length else 1,
@@ -149,10 +155,12 @@ class Engine:
     self._state = jax.jit(
         functools.partial(programs.empty, config, layout, copies, dtype),
         out_shardings=held)()
+    any_rows = layout.any_rows and copies == 1
     # A decode may compute fewer rows if the products still round alike.
     self._rows = [slots * n // 8 for n in _EIGHTHS
-                  if slots * n // 8 >= ONE_KIND and layout.any_rows
-                  and copies == 1] or [slots]
+                  if slots * n // 8 >= ONE_KIND and any_rows] or [slots]
+    self._few_rows = [n for n in few_rows if n < self._rows[0] and any_rows]
+    self._needed: set[tuple[Any, ...]] = set()  # shapes needed so far
     self._forget()
     self._params: Params = None
     self._waiting: Params = None  # params that `compile` will convert
@@ -230,8 +238,9 @@ class Engine:
   def compile(self) -> int:
     """Compiles all programs of the next rollouts, and returns their number.
 
-    Each program is run twice on padding because, without shardings, the layout
-    of its results may differ from that of its first arguments.
+    With few rows, these are only the programs of the fewest rows. Each program
+    is run twice on padding because, without shardings, the layout of its
+    results may differ from that of its first arguments.
     """
     if self._waiting is not None:
       is_ready = isinstance(self._waiting['layers'], tuple)
@@ -239,7 +248,7 @@ class Engine:
           self._programs['unstacked'](self._waiting))
       self._waiting = None
     by_row = self._draws is not None
-    for truncated in (False, True) if by_row else (
+    for truncated in (False, True) if by_row and not self._few_rows else (
         self._truncation is not None,):
       mode = by_row, truncated, len(self._stops.hit)
       if mode not in self._compiled:
@@ -251,7 +260,7 @@ class Engine:
 
   def _run_all(self, truncated: bool) -> None:
     """Runs every program on padding."""
-    for count in self._tiles:
+    for count in self._tiles[:1] if self._few_rows else self._tiles:
       self._append_tiles([], count)
     self._copy([], 0)
     self._begin([])
@@ -259,7 +268,7 @@ class Engine:
     if self._draws is not None:
       self._draws[0] = sampling.Draw(
           1.0, sampling.Truncation(top_k=int(truncated)))
-    for rows in self._rows:
+    for rows in self._few_rows[:1] or self._rows:
       self._run_decode(rows)
     if self._draws is not None:
       self._draws[0] = sampling.Draw()
@@ -311,10 +320,18 @@ class Engine:
         slot[index], start[index], length[index] = local, first, len(ids)
         tokens[copy, row, :len(ids)] = ids
     self.prefilled_tokens += int(length.sum())
-    self._state = self._programs['append'](
-        self._params, state=self._state, slot=slot.ravel(),
-        tokens=tokens.reshape(-1, self._tile), start=start.ravel(),
-        length=length.ravel(), pages=self._contents.table(slot))
+    with self._said(f'{count * self._tile} tokens of prompts'):
+      self._state = self._programs['append'](
+          self._params, state=self._state, slot=slot.ravel(),
+          tokens=tokens.reshape(-1, self._tile), start=start.ravel(),
+          length=length.ravel(), pages=self._contents.table(slot))
+
+  def _said(self, what: str, *mode: Any) -> contextlib.AbstractContextManager:
+    """Returns a phase if the first use of a program compiles it."""
+    is_new = bool(self._few_rows) and (what, *mode) not in self._needed
+    self._needed.add((what, *mode))
+    return progress.phase(f'Compiling for {what}') if is_new else (
+        contextlib.nullcontext())
 
   def _copy(self, moves, blocks: int) -> None:
     """Copies blocks between slots, or pages. Moves are (from, to), by copy."""
@@ -356,16 +373,18 @@ class Engine:
           self._draws if slot is None else
           [self._draws[min(i, self.slots - 1)] for i in slot.tolist()])
     local = np.arange(self.slots) % self._layout.slots if slot is None else slot
-    self._state, sampled = self._programs['decode'](
-        self._params, state=self._state, stop=self._stops,
-        temperature=temperature, truncation=truncation, slot=slot,
-        pages=self._contents.table(local.reshape(self._copies, -1)))
+    with self._said(f'{rows} of {self.slots} slots', truncation is None):
+      self._state, sampled = self._programs['decode'](
+          self._params, state=self._state, stop=self._stops,
+          temperature=temperature, truncation=truncation, slot=slot,
+          pages=self._contents.table(local.reshape(self._copies, -1)))
     return range(self.slots) if slot is None else slot.tolist(), sampled
 
-  def dispatch(self) -> None:
-    """Starts a decode on the devices, without waiting for it."""
+  def dispatch(self, *, alike: bool = True) -> None:
+    """Starts a decode, without waiting for it; if not `alike`, of few rows."""
     self._in_flight.append(self._run_decode(min(
-        rows for rows in self._rows if rows >= len(self._decoding))))
+        rows for rows in self._rows + ([] if alike else self._few_rows)
+        if rows >= len(self._decoding))))
 
   def read(self) -> list[Stopped]:
     """Waits for the earliest unread decode and returns its stopped slots."""
@@ -387,9 +406,9 @@ class Engine:
         stopped.append(Stopped(slot, tuple(tokens), tuple(logprobs)))
     return stopped
 
-  def decode(self) -> list[Stopped]:
-    """Runs one decode and returns its stopped slots, in their order."""
-    self.dispatch()
+  def decode(self, *, alike: bool = True) -> list[Stopped]:
+    """Runs one decode as `dispatch` does, and returns its stopped slots."""
+    self.dispatch(alike=alike)
     return self.read()
 
   def partial(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
@@ -428,12 +447,3 @@ def _jit(program: Callable[..., Any], shardings: Any, **options: Any
   """Returns a program of one engine, which takes over the engine's state."""
   return jax.jit(functools.partial(program, **options), donate_argnames='state',
                  out_shardings=shardings)
-
-
-def _copies(shardings: Callable[[Any], Any] | None) -> int:
-  """Returns the number of copies of the weights that slots are split over."""
-  if shardings is None:
-    return 1
-  sharding = shardings(('batch',))
-  devices = sharding.num_devices
-  return devices // sharding.shard_shape((devices,))[0]

@@ -120,3 +120,12 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
           in_specs=(layer, heads, kv_heads, kv_heads,
                     Tiles(row, row, row, pages))),
       split=lambda x: jax.lax.with_sharding_constraint(x, shardings(rows)))
+
+
+def copies(shardings: Callable[[Any], Any] | None) -> int:
+  """Returns the number of copies of the weights that slots are split over."""
+  if shardings is None:
+    return 1
+  sharding = shardings(('batch',))
+  devices = sharding.num_devices
+  return devices // sharding.shard_shape((devices,))[0]
