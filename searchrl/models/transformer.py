@@ -170,6 +170,10 @@ class Block(nn.Module):
     def heads(name, count, axis):
       y = Projection(count * c.head_dim, ('embed', axis), c.attention_bias,
                      name=name)(flat)
+      if length == 1 and not c.attention_bias:
+        # A TPU's compiler would reshape the kernel instead, and copy it into
+        # another layout for each decode.
+        y = jax.lax.optimization_barrier(y)
       return y.reshape(rows, length, count, c.head_dim)
 
     def rotated(y, name):
