@@ -83,7 +83,7 @@ def test_no_device_has_less_than_a_block_if_it_is_not_alone():
     rows, _ = exact_device._place(
         source, source.mean, 'float32', block_rows,
         exact_device.Mesh(np.array(devices_), ('rows',)))
-    assert len(rows.sharding.device_set) == wanted
+    assert len(rows[0].sharding.device_set) == wanted
 
 
 def test_one_program_serves_every_number_of_queries():
@@ -143,8 +143,8 @@ def test_wikipedia_fits_a_v5e_16_with_next_to_no_temporaries():
   abstract = lambda shape, dtype, *axes: jax.ShapeDtypeStruct(
       shape, dtype, sharding=exact_device.on(mesh, *axes))
   memory = exact_device.top_k.lower(
-      abstract(shape, vector_store.DTYPES['bfloat16'], 'rows'),
-      abstract(shape[:2], np.float32, 'rows'),
+      [abstract(shape, vector_store.DTYPES['bfloat16'], 'rows')],
+      [abstract(shape[:2], np.float32, 'rows')],
       abstract((3, batch, dim), vector_store.DTYPES['bfloat16']), k=10,
       count=count, mesh=mesh,
   ).compile().memory_analysis()

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """exact_host: against float64 loops; what any index does with bad input."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -30,7 +32,8 @@ def on_eight(source, **options):
 
 
 BUILDERS = {'numpy': exact_host.on_host, 'one device': exact_device.build,
-            'eight devices': on_eight}
+            'eight devices': on_eight,
+            'separate blocks': functools.partial(on_eight, separate=True)}
 
 
 @pytest.mark.parametrize('name', BUILDERS)

@@ -443,8 +443,10 @@ def search(mesh, queries: int = 64, k: int = 10, most: int = 65_536) -> Program:
   block = math.ceil(WIKIPEDIA / mesh.size / blocks)
   given = lambda dims, dtype, *axes: jax.ShapeDtypeStruct(
       dims, dtype, sharding=exact_device.on(mesh, *axes))
-  rows = given((mesh.size * blocks, block, WIDTH), jnp.bfloat16, 'rows')
-  scales = given((mesh.size * blocks, block), jnp.float32, 'rows')
+  each = blocks if mesh.devices.flat[0].platform == 'tpu' else 1
+  rows, scales = ((given((mesh.size * each, *dims), dtype, 'rows'),
+                   ) * (blocks // each) for dims, dtype in (
+      ((block, WIDTH), jnp.bfloat16), ((block,), jnp.float32)))
   parts = given((3, queries, WIDTH), jnp.bfloat16)  # of each query
   return Program(
       ((exact_device.top_k, (rows, scales, parts),

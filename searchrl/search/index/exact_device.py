@@ -31,6 +31,7 @@ _AXIS = 'rows'
 _FEW, _MANY = 4, 16  # more than _FEW batches are joined into calls of _MANY
 _GROUP = 128  # columns that share a maximum
 _PIECE = 8192  # rows that are sent at once: tensorstore reads these fastest
+_SEPARATE = 64  # most blocks of a device that are arrays of their own
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -42,6 +43,7 @@ def build(
     block_rows: int = 65_536,
     devices: Sequence[jax.Device] | None = None,
     split: bool | None = None,
+    separate: bool | None = None,
 ) -> exact_host.Index:
   """Puts rows onto devices; the search compares a query with every row.
 
@@ -60,6 +62,9 @@ def build(
       blocks of rows.
     split: Whether queries are split into three bfloat16 vectors, for rows of
       bfloat16 or int8. Default: on all devices but CPUs.
+    separate: Whether each block of rows is an array of its own. Default: on
+      GPUs, which would first copy a block out of a larger array, if a device
+      has at most 64 blocks. Each block adds to the time of compilation.
 
   Raises:
     ValueError: An option is out of range, or a value too large for the dtype.
@@ -73,7 +78,10 @@ def build(
     devices = jax.local_devices()[:-(-source.count // block_rows)]
   mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
   mean = source.mean if dtype != 'float32' else np.zeros(source.dim, np.float32)
-  rows, scales = _place(source, mean, dtype, block_rows, mesh)
+  if separate is None:
+    separate = devices[0].platform == 'gpu' and (
+        source.count <= _SEPARATE * block_rows * len(devices))
+  rows, scales = _place(source, mean, dtype, block_rows, mesh, separate)
   if split is None:
     split = devices[0].platform != 'cpu'
   split = split and dtype in ('bfloat16', 'int8')
@@ -127,32 +135,39 @@ def on(mesh: Mesh, *axes: str) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(*axes))
 
 
-def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh):
-  """Returns rows [blocks, block, D] and scales [blocks, block] on the mesh."""
+def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh,
+           separate: bool = False):
+  """Returns arrays of rows and arrays of scales; see `top_k`."""
   per_device = -(-source.count // mesh.size)
   blocks = -(-per_device // block_rows)
   block = -(-per_device // blocks)
-  shapes = ((blocks, block, source.dim), (blocks, block))
+  each = 1 if separate else blocks  # blocks of a device in an array
+  shapes = ((each, block, source.dim), (each, block))
   dtypes = (vector_store.DTYPES[dtype], np.float32)
-  buffers = []
+  buffers = []  # by device, array, and rows or scales
   for number, device in enumerate(mesh.devices.flat):
-    buffer = tuple(jnp.zeros(shape, type_, device=device)
-                   for shape, type_ in zip(shapes, dtypes))
+    arrays = [tuple(jnp.zeros(shape, type_, device=device)
+                    for shape, type_ in zip(shapes, dtypes))
+              for _ in range(blocks // each)]
     first = number * blocks * block
     last = min(first + blocks * block, source.count)
     for start, parts in _pieces(source, first, last, block):
-      buffer, finite = _fill(buffer, jax.device_put((parts, mean), device),
-                             divmod(start - first, block), dtype=dtype)
+      index, row = divmod(start - first, block)
+      array, index = divmod(index, each)
+      arrays[array], finite = _fill(
+          arrays[array], jax.device_put((parts, mean), device), (index, row),
+          dtype=dtype)
       if not finite:  # this waits, so that rows do not pile up on the host
         raise ValueError(
             f'vectors kept as {dtype} must lie within its range, but one of '
             f'rows {start} to {start + len(parts[0])} does not. Take '
             "'bfloat16' or 'float32'.")
-    buffers.append(buffer)
+    buffers.append(arrays)
   return tuple(
-      jax.make_array_from_single_device_arrays(
-          (mesh.size * blocks, *shape[1:]), on(mesh, _AXIS), list(arrays))
-      for shape, arrays in zip(shapes, zip(*buffers)))
+      tuple(jax.make_array_from_single_device_arrays(
+          (mesh.size * each, *shape[1:]), on(mesh, _AXIS),
+          [pair[kind] for pair in pairs]) for pairs in zip(*buffers))
+      for kind, shape in enumerate(shapes))
 
 
 def _pieces(source, first: int, last: int, block: int):
@@ -198,13 +213,14 @@ def _written(buffer: Array, part: Array, place: tuple[int, int]) -> Array:
 @dispatch.Ordered
 @functools.partial(jax.jit, static_argnames=('k', 'count', 'mesh'))
 def top_k(
-    rows: Num[Array, 'S N D'], scales: Float[Array, 'S N'],
+    rows: Sequence[Num[Array, 'S N D']], scales: Sequence[Float[Array, 'S N']],
     parts: Num[Array, 'P B D'], *, k: int, count: int, mesh: Mesh,
 ) -> tuple[Float[Array, 'B K'], Int[Array, 'B K']]:
   """Returns the k highest dot products of each query, and their rows.
 
   Args:
-    rows: Rows in S blocks of N, split over the mesh.
+    rows: Arrays of rows in S blocks of N, each split over the mesh. A device's
+      blocks follow each other within an array, and from one to the next.
     scales: Factor of the products with each row.
     parts: B queries, each the sum of P vectors; see `parts_of`.
     k: Number of rows per query; ties go to the lower row.
@@ -216,7 +232,7 @@ def top_k(
   @functools.partial(jax.shard_map, mesh=mesh, in_specs=(split, split, whole),
                      out_specs=(whole, whole), check_vma=False)
   def search(rows, scales, parts):
-    blocks, block, _ = rows.shape
+    blocks, block = sum(map(len, rows)), rows[0].shape[1]
     first = jax.lax.axis_index(_AXIS) * blocks * block
     queries = parts.shape[1]
     best = (jnp.full((queries, k), -jnp.inf),
@@ -234,7 +250,13 @@ def top_k(
               for pair in zip(best, (top, ids[places])))
       return _best(*both, k), None
 
-    best, _ = jax.lax.scan(step, best, (jnp.arange(blocks), rows, scales))
+    numbers = jnp.arange(blocks)
+    for arrays in zip(rows, scales):
+      count_here = len(arrays[0])
+      if len(rows) > 1:  # all scores at once would fill the memory
+        best, arrays = jax.lax.optimization_barrier((best, arrays))
+      best, _ = jax.lax.scan(step, best, (numbers[:count_here], *arrays))
+      numbers = numbers[count_here:]
     return _best(*(jax.lax.all_gather(x, _AXIS, axis=1, tiled=True)
                    for x in best), k)
 
