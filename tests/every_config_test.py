@@ -25,6 +25,7 @@ KINDS = ('qwen2.5-7b-instruct', 'llama-3.2-3b', 'deepseek-r1-distill-qwen-7b',
          'smollm2-360m-instruct')
 LAPTOP_ONLY = {('zerosearch', 'writer'), ('evaluate_simulator', 'writer'),
                ('evaluate', 'suite=trained'), ('predict', 'suite=trained')}
+TRAININGS = ('train:run', 'sweep:run', 'rejection:run', 'selfplay:run')
 # A job fills it in, or reads it as "none".
 LEFT_OPEN = re.compile(r'(^|\.)(init_from|run|tuning\.model\.path)$')
 
@@ -99,20 +100,20 @@ def test_every_text_makes_a_config_whose_model_is_the_named_one(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize('number, name', enumerate(CONFIGS))
 def test_every_training_of_a_model_is_planned_and_says_its_values(
-    name, capsys, monkeypatch):
+    number, name, capsys, monkeypatch):
+  """With its own setting, with another one, and with a value of another key."""
   monkeypatch.setattr(weights, 'locate', lambda path: pytest.fail(path))
-  for text in texts(name, KINDS[:1]):
-    if 'model=' not in text:
-      continue
+  if get(name, '').job.rpartition('.')[2] not in TRAININGS:
+    return
+  large = [text for text in texts(name, KINDS[:1]) if 'model=' in text]
+  for text in dict.fromkeys((large[0], large[number % len(large)], large[-1])):
     config = get(name, text)
-    parts = build.beside_job(config, 'phases') or build.beside_job(
-        config, 'trainings')
-    if 'plan' not in config or not (parts or 'learner' in config):
-      continue  # a job that does not train
     config.plan.update(devices='h200-64', compile=False)
     plan.run(config.lock(), '')
     printed = capsys.readouterr().out
+    parts = build.beside_job(config, 'phases') or (
+        build.beside_job(config, 'trainings'))
     assert printed.count('7.62 billion parameters on 64 x h200') == (
         len(parts) or 1), text
