@@ -306,6 +306,7 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
       shape, slots=slots, length=length, seed=seed,
       stop_table=no_stops(shape.vocab_size, eos_ids), steps=steps, dtype=dtype,
       attention=attention, few_rows=_FEW_ROWS if is_cpu else (),
+      phase=progress.phase,
       ordered=dispatch.Ordered,
       shardings=functools.partial(meshes.shardings, mesh))
   engine.load(params, None)

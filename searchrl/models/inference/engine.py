@@ -30,7 +30,6 @@ from searchrl.models.inference import slots as programs
 from searchrl.models.inference.slot_state import Append
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
-from searchrl.runtime import progress
 
 # Number of rows from which XLA's matrix products on CPUs all round alike.
 ONE_KIND = 64
@@ -83,9 +82,9 @@ class Engine:
     parts: Number of groups of slots of similar length whose attention 'xla'
       computes separately. It is 1 if a slot is one block.
     attention: Name of one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
-    few_rows: Numbers of rows, below the slots, that a decode may compute, too.
-      On CPUs, products of fewer rows than `ONE_KIND` round in other ways. All
-      programs are then compiled when they are first needed.
+    few_rows: Smaller numbers of rows that a decode may compute, too, although
+      they round differently. Programs are then compiled when first needed.
+    phase: Context manager of such a compilation, from its name.
     cache_tokens: Number of tokens that all slots can hold together, if the
       cache has pages. Then call `admit` before `append`. 0: all slots can be
       full at once.
@@ -117,6 +116,7 @@ class Engine:
       parts: int = 3,
       attention: str = 'xla',
       few_rows: Sequence[int] = (),
+      phase: Callable[[str], Any] = contextlib.nullcontext,
       cache_tokens: int = 0,
       dtype: Any = 'float32',
       ordered: Callable[[Any], Any] = lambda program: program,
@@ -161,6 +161,7 @@ class Engine:
                   if slots * n // 8 >= ONE_KIND and any_rows] or [slots]
     self._few_rows = [n for n in few_rows if n < self._rows[0] and any_rows]
     self._needed: set[tuple[Any, ...]] = set()  # shapes needed so far
+    self._phase = phase
     self._forget()
     self._params: Params = None
     self._waiting: Params = None  # params that `compile` will convert
@@ -330,7 +331,7 @@ class Engine:
     """Returns a phase if the first use of a program compiles it."""
     is_new = bool(self._few_rows) and (what, *mode) not in self._needed
     self._needed.add((what, *mode))
-    return progress.phase(f'Compiling for {what}') if is_new else (
+    return self._phase(f'Compiling for {what}') if is_new else (
         contextlib.nullcontext())
 
   def _copy(self, moves, blocks: int) -> None:
