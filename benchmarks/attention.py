@@ -128,8 +128,8 @@ def layouts(shape, options) -> None:
   arrays = [x * real for x in arrays]
   with jax.default_matmul_precision('highest'):
     expected = jax.device_get(jax.jit(backward(functools.partial(
-        attention.causal, sliding_window=options.window,
-        block=max(256, longest // 32))))(*arrays))
+        attention.reference, sliding_window=options.window,
+        segment_ids=jnp.zeros((len(lengths), longest), jnp.int32))))(*arrays))
   first = None
   for layout in options.layouts:
     parts = (packed(lengths, longest, options.segments) if layout == 'packed'
@@ -224,9 +224,9 @@ def _place(rows, lengths, width):
 def draw(shape, options) -> list[jax.Array]:
   """Random queries, keys and values, and a gradient of the output."""
   rows, length, heads, kv_heads, size = shape
-  rng = np.random.default_rng(options.seed)
-  return [jnp.asarray(rng.normal(size=(rows, length, n, size)), options.dtype)
-          for n in (heads, kv_heads, kv_heads, heads)]
+  return [jax.random.normal(jax.random.key(options.seed + i),
+                            (rows, length, n, size), options.dtype)
+          for i, n in enumerate((heads, kv_heads, kv_heads, heads))]
 
 
 def backward(run):

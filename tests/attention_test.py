@@ -20,6 +20,7 @@ import pytest
 
 from searchrl.models import attention
 from searchrl.models import cudnn_attention
+from searchrl.models import kernel_checks
 
 SHAPE = (2, 13, 4, 2, 8)  # B T H K d
 SEGMENTS = np.array([[3] * 5 + [1] * 8, [0] * 1 + [7] * 9 + [2] * 3], np.int32)
@@ -64,6 +65,17 @@ def value_and_gradients(xs, weight=None, **options):
 cases = pytest.mark.parametrize('window', [None, 1, 4, 13, 99])
 packings = pytest.mark.parametrize('segment_ids', [None, SEGMENTS],
                                    ids=['whole', 'packed'])
+
+
+@packings
+@cases
+def test_the_reference_of_self_tests_is_the_definition(window, segment_ids):
+  xs = arrays()
+  ids = np.zeros(SHAPE[:2], int) if segment_ids is None else segment_ids
+  for block in (4, 64):
+    seen = attention.reference(*narrow(xs), jnp.asarray(ids), window, block)
+    np.testing.assert_allclose(
+        seen, oracle(*xs, segment_ids, window), atol=2e-6)
 
 
 @packings
@@ -303,7 +315,7 @@ def test_the_smallest_of_wrong_masks_is_far_beyond_the_tolerance(monkeypatch):
   found = attention.differences(
       (2, 320, 4, 2, 64), jnp.bfloat16, 3, sliding_window=24,
       implementation='cudnn_padded')
-  assert max(found.values()) > 3 * attention.TOLERANCE['bfloat16']
+  assert max(found.values()) > 3 * kernel_checks.TOLERANCE['bfloat16']
 
 
 GPU, TPU = dict(platform='gpu'), dict(platform='tpu')
@@ -397,7 +409,7 @@ def test_splash_passes_its_own_test(monkeypatch):
                       lengths=(40, 200), rows=1, max_segments=5)
   assert [case[:3] for case in seen] == [
       ((1, 40), None, 5), ((1, 200), 30, 5), ((1, 200), 24, 5)]
-  limit = attention.TOLERANCE[jnp.dtype(MODEL['dtype']).name]
+  limit = kernel_checks.TOLERANCE[jnp.dtype(MODEL['dtype']).name]
   assert max(max(found.values()) for *_, found in seen) <= limit
 
 

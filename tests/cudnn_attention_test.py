@@ -18,6 +18,7 @@ import pytest
 from searchrl import packing
 from searchrl.models import attention
 from searchrl.models import cudnn_attention
+from searchrl.models import kernel_checks
 from searchrl.runtime import devices
 from searchrl.runtime import mesh as meshes
 
@@ -190,7 +191,7 @@ def test_kernels_are_the_reference(way, rows, length, heads, size, window):
   for x, y in zip(actual, wanted):
     np.testing.assert_allclose(
         np.float32(x) / abs(y).max(), y / abs(y).max(),
-        atol=attention.TOLERANCE['bfloat16'])
+        atol=kernel_checks.TOLERANCE['bfloat16'])
   assert (ids == 0).any()
   for x in (raw, *actual):
     assert not x[ids == 0].any()

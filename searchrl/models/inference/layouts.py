@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from searchrl.models import attention
+from searchrl.models import kernel_checks
 from searchrl.models.inference import kv_blocks
 from searchrl.models.inference import kv_pages
 from searchrl.models.inference.kv_cache import Layout, Tiles
@@ -105,12 +105,12 @@ def resolve(implementation: str, *, platform: str, dtype: Any,
             config: TransformerConfig, tensor: int = 1) -> tuple[str, str]:
   """Returns the tested implementation that a run uses, and a sentence to log.
 
-  See `attention.resolve_tested`. `tensor` devices share the heads.
+  See `kernel_checks.resolve`. `tensor` devices share the heads.
   """
   config = dataclasses.replace(
       config, num_attention_heads=config.num_attention_heads // tensor,
       num_key_value_heads=config.num_key_value_heads // tensor)
-  return attention.resolve_tested(
+  return kernel_checks.resolve(
       'attention of rollouts', implementation,
       lambda: choose(platform, dtype, config),
       lambda name: self_test(name, config=config, dtype=dtype),
@@ -156,7 +156,7 @@ def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
   if config.sliding_window:  # shortened, so that the test's contexts exceed it
     config = dataclasses.replace(
         config, sliding_window=min(config.sliding_window, 24))
-  attention.check_differences(
+  kernel_checks.check(
       f'{implementation} failed its self-test', _WAY_OUT, dtype,
       lambda: {'the output': difference(implementation, config, dtype)})
 
