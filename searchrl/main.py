@@ -58,7 +58,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     if options.help:
       _print_help(options.config, settings)
       sys.exit()
-    config = config_files.load(options.config)
+    with progress.phase(f'Reading {options.config}'):  # it imports, too
+      config = config_files.load(options.config)
     config_fields.assign(config, settings, options.config)
     workdir = _workdir(options)
   except (ValueError, OSError) as error:
