@@ -27,7 +27,7 @@ from searchrl.runtime import alerts
 
 DTYPES = ('float32', 'bfloat16')
 KERNELS = ('auto', *attention.IMPLEMENTATIONS)
-REMAT = ('', 'nothing', 'dots')
+REMAT = ('', 'nothing', 'dots', 'auto')
 KINDS = (*datasets.FRESH, *datasets.COMMON)
 
 
@@ -194,7 +194,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Tokens per packed row.
       pack_length=field(0, zero='rollout.max_length, the least'),
       max_segments=field(16, at_least=1),  # most trajectories per packed row
-      # Activations saved for the backward pass; '': all.
+      # Activations saved for the backward pass; '': all; auto: by memory, which
+      # also chooses microbatch_rows if it is 0.
       remat=field('', one_of=REMAT),
       dtype=field('float32', one_of=DTYPES),  # dtype of activations
   )

@@ -39,7 +39,7 @@ def get_config(text: str = ''):
     config.model.save_dtype = 'bfloat16'
     config.optimizer.learning_rate = 1e-6
     config.batch.documents = 64
-    config.learner.update(pack_length=2048, remat='nothing', dtype='bfloat16')
+    config.learner.update(pack_length=2048, remat='auto', dtype='bfloat16')
     config.mesh.update(data=1, fsdp=-1)
   elif args.size == 'laptop':
     config.optimizer.update(learning_rate=1.5e-3, warmup_steps=20)

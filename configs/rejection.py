@@ -52,7 +52,7 @@ def get_config(text: str = ''):
   else:
     config.tuning.optimizer.learning_rate = 1e-5
     config.tuning.learner.update(
-        pack_length=config.rollout.max_length, remat='nothing',
+        pack_length=config.rollout.max_length, remat='auto',
         dtype='bfloat16')
     config.tuning.mesh.update(**config.mesh)
     config.rejection.update(questions=20_000, questions_a_round=1000)

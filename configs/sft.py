@@ -93,7 +93,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       pack_length=field(512, at_least=0),
       # Largest number of documents per row.
       max_segments=field(16, at_least=1),
-      remat=field('', one_of=REMAT),  # activations to save; '': all
+      # Activations to save; '': all; auto: by memory.
+      remat=field('', one_of=REMAT),
       dtype=field('float32', one_of=DTYPES),  # dtype of activations
   )
   config.mesh = mesh()

@@ -70,8 +70,8 @@ def test_a_plan_by_hand(tmp_path):
   cached = 32 * 4096 * 28 * 2 * 4 * 128 * 2 / 4
   assert holds.pop('KV cache: 64 slots x 4096 tokens a process') == (
       pytest.approx(cached, rel=1e-4))
-  prefill = 64 * 128 * 2 * (4 * 3584 + 3 * 18_944 / 4)
-  assert (found.engine.besides - prefill) / 2 * 4 / 64 == each
+  sync = 1.5 * 2 * 152_064 * 3584 * 2 / 4  # of embedding and head
+  assert (found.engine.besides - sync) / 2 * 4 / 64 == each
   assert not holds and found.available == 141 * GIB and found.fits
   gradients, layer_inputs = 4 * 7_615_616_512 / 64, 28 * 4096 * 3584 * 2
   assert gradients + layer_inputs < found.update.bytes < 8 * GIB
@@ -239,6 +239,40 @@ def test_rows_of_an_index_are_on_the_devices_of_a_process(tmp_path):
         f'{label}, float32'] == pytest.approx(2 * rows / 8)
 
 
+@pytest.mark.parametrize('on', ['v5e-8', 'v6e-8', 'h100-8', 'h200-8'])
+@pytest.mark.parametrize('size', ['3b', '14b'])
+def test_remat_follows_the_memory(on, size, capsys):
+  """The fastest that fits, with a tenth of the update to spare; else the least.
+
+  A mini-batch has 640 trajectories, so that a device may have two rows.
+  """
+  made = grpo.get_config(f'qwen2.5-{size}')
+  made.plan.update(devices=on, compile=False)
+  assert made.learner.remat == 'auto'
+  found = memory_plan.chosen(made).learner
+  assert (f"learner.remat='{found.remat}', learner.microbatch_rows="
+          f'{found.microbatch_rows}.' in capsys.readouterr().err)
+  fitting = []
+  for remat in ('', 'dots', 'nothing'):
+    for rows in (16, 8):
+      made.learner.update(remat=remat, microbatch_rows=rows)
+      one = memory_plan.make(made)
+      if one.peak + one.update.bytes / 10 <= .92 * one.available:
+        fitting.append((remat, rows))
+  assert (found.remat, found.microbatch_rows) == [*fitting, ('nothing', 8)][0]
+  assert bool(fitting) == (
+      on == 'h200-8' or size == '3b' and on != 'v5e-8')
+
+
+def test_rows_that_are_given_stay_and_few_documents_have_one_row_each():
+  made = grpo.get_config('qwen2.5-3b')
+  made.plan.update(devices='h200-8', compile=False)
+  made.learner.microbatch_rows = 24
+  assert memory_plan.chosen(made).learner.microbatch_rows == 24
+  made.learner.update(microbatch_rows=0, minibatches=8)  # of 320 documents
+  assert memory_plan.chosen(made).learner.microbatch_rows == 8
+
+
 def test_rollouts_in_a_thread_hold_their_weights_during_updates(tmp_path):
   usual = dict(plan=dict(devices='h200-1'), rollout=dict(dtype='bfloat16'))
   beside, ahead = (
@@ -356,7 +390,7 @@ COMPILED = {
 def test_an_estimate_is_close_to_the_compilers_figure(recipe, on, changes):
   name, _, text = recipe.partition(':')
   made = importlib.import_module(f'configs.{name}').get_config(text)
-  made.plan.devices = on
+  made.plan.devices, made.learner.remat = on, 'nothing'
   with made.unlocked():
     made.update_from_flattened_dict(dict(changes))
   figure = memory_plan.make(made).update.bytes / GIB

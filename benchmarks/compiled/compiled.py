@@ -179,6 +179,7 @@ def parsed() -> argparse.Namespace:
                       help='of a learner, and of a search')
   parser.add_argument('--fsdp', type=int, default=0,
                       help='of a learner; the rest is tensor. 0: all chips')
+  parser.add_argument('--remat', default='nothing', help='of a learner')
   parser.add_argument('--row-length', type=int, default=4096)
   parser.add_argument('--flags', default='', help='of XLA: name=value,...')
   parser.add_argument('--json', default='', help='a file to append records to')
@@ -196,6 +197,7 @@ def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
              for algorithm in (grpo, ppo)]
   for config in configs:
     config.rollout.max_length = options.row_length
+    config.learner.remat = options.remat
   mesh = mesh_of(options.chip, options.fsdp, options.chips // options.fsdp)
   split = ' x '.join(f'{axis} {n}' for axis, n in mesh.shape.items() if n > 1)
   partial = functools.partial

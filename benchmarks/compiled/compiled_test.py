@@ -109,7 +109,7 @@ def learner(name: str):
   """Four micro-batches of four rows of 64 tokens, on four devices."""
   config = grpo.get_config('qwen2.5-3b')
   config.rollout.update(questions_per_step=4, group_size=4, max_length=64)
-  config.learner.minibatches = 1
+  config.learner.update(minibatches=1, remat='nothing')
   return compiled.learner(name, config, meshes.in_order(
       np.array(jax.devices()[:4]).reshape(1, 4, 1)), SHAPE)
 

@@ -39,7 +39,8 @@ from searchrl.trajectory import SearchFn
 
 _REWARDS = ('searchrl.agent.rewards:em, :subem, :f1, :em_with_fee, :format_em '
             'and :retrieval')
-FREE = ('train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
+FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
+         'train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.lockstep',
          'train.stop_after', 'train.watchdog_secs', 'evaluate.every',
          'evaluate.limit', 'evaluate.num_sets_during', 'train.keep_best',

@@ -10,8 +10,10 @@ split the weights in rollouts, the plan has a lower bound of the time per token.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -31,6 +33,7 @@ from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
 from searchrl.runtime.devices import GIB
 from searchrl.training import learner as learners
 from searchrl.training import update_memory
@@ -40,6 +43,8 @@ ROOM = 0.92  # usable share of the memory; the runtime needs the rest
 _PAGE = 128  # tokens per page of the KV cache
 _TILES = 64 * 128  # most tokens of a prefill
 _MANY = 10**6  # updates, with which any warm-up ends
+_REMATS = ('', 'dots', 'nothing')  # the fastest first
+_DOCUMENTS = 32  # least documents of a batch per row and device, to have two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,18 +134,55 @@ def make(config) -> Plan:
     raise ValueError(
         'a plan is of a training or of rollouts, but this config has neither a '
         'learner nor a rollout of a language model. Choose one of the recipes.')
-  config = resolved(config)
+  config = chosen(resolved(config))
   shape = weights.read_config(shape_folder(
       config.model.path or str(policy.TINY_BASE)))
   kind, mesh, name = _devices(config)
   update = _update(config, shape, mesh, kind)
-  chosen, engines, sampling = _rollouts(config, shape, mesh, kind)
+  engine, engines, sampling = _rollouts(config, shape, mesh, kind)
   return Plan(
       devices=name, available=kind.gib * GIB,
       parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(
           transformer.abstract(shape))),
       mesh=dict(mesh.shape), holds=update.holds | sampling, update=update,
-      kind=kind, engine=chosen, engines=engines)
+      kind=kind, engine=engine, engines=engines)
+
+
+def chosen(config) -> Any:
+  """Returns the config with its remat by the memory there is, if it is 'auto'.
+
+  It is the fastest that fits by the estimates, with a tenth of the update to
+  spare. If learner.microbatch_rows is 0, it is chosen, too: two rows per device
+  if they fit and a batch has many of them, else one. The choice is printed.
+  """
+  if 'learner' not in config or config.learner.remat != 'auto':
+    return config
+  remat, rows = processes.on_first('remat', lambda: _choice(config))
+  config = copy.deepcopy(config)
+  with config.unlocked():
+    config.learner.update(remat=remat, microbatch_rows=rows)
+  processes.say(f'Chosen by memory: learner.remat={remat!r}, '
+                f'learner.microbatch_rows={rows}.')
+  return config
+
+
+def _choice(config) -> tuple[str, int]:
+  """Returns the remat and the rows of a micro-batch that `chosen` takes."""
+  trial = copy.deepcopy(config)
+  with trial.unlocked():
+    trial.plan.compile = False
+    mesh = _devices(trial)[1]
+    ways = mesh.shape['data'] * mesh.shape['fsdp']
+    documents = rows_of(config) // config.learner.get('minibatches', 1)
+    for remat, each in itertools.product(_REMATS, (2, 1)):
+      rows = config.learner.microbatch_rows or each * ways
+      if each > 1 and documents < _DOCUMENTS * each * ways:
+        continue
+      trial.learner.update(remat=remat, microbatch_rows=rows)
+      plan = make(trial)
+      if plan.peak + 0.1 * plan.update.bytes <= ROOM * plan.available:
+        break
+  return remat, rows
 
 
 def _rollouts(config, shape, mesh, kind
@@ -150,7 +192,8 @@ def _rollouts(config, shape, mesh, kind
     return _NO_ENGINE, (), {}
   a_process = min(kind.a_process, mesh.size)
   processes = mesh.size // a_process
-  engine = functools.partial(_engine, config, shape, a_process, processes)
+  engine = functools.partial(
+      _engine, config, shape, kind, a_process, processes)
   chosen = engine(config.rollout.tensor)
   engines = tuple(
       engine(tensor) for tensor in range(1, a_process + 1)
@@ -235,20 +278,24 @@ def _update(config, shape, mesh, kind) -> Update:
   if compiled:
     size = update_memory.compiled(learner, rows_of(config))
   else:
-    size = update_memory.estimated(learner, name, on_tpu=kind.torus is not None)
+    size = update_memory.estimated(
+        learner, name, on_tpu=_platform(mesh, kind) == 'tpu')
   return Update(
       holds, size, update_memory.workspace(learner, name), compiled)
 
 
+def _platform(mesh, kind) -> str:
+  if isinstance(mesh, jax.sharding.Mesh):
+    return mesh.devices.flat[0].platform
+  return 'gpu' if kind.torus is None else 'tpu'
+
+
 def learner_of(config, shape, mesh, kind) -> tuple[learners.Learner, str]:
   """Returns the run's learner, and the attention that its platform uses."""
-  platform = 'tpu' if kind.torus is not None else 'gpu'
-  if isinstance(mesh, jax.sharding.Mesh):
-    platform = mesh.devices.flat[0].platform
   name = config.model.attention
   if name == 'auto':
     name, _ = attention.choose(
-        platform, config.learner.dtype, shape.head_dim,
+        _platform(mesh, kind), config.learner.dtype, shape.head_dim,
         config.learner.pack_length or config.rollout.max_length,
         is_packed='a100' not in kind.name.lower())
   options = build.attend(config, name, mesh)
@@ -318,13 +365,14 @@ def _model_of_search(config, devices: int) -> dict[str, float]:
           _bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}
 
 
-def _engine(config, shape, a_process: int, processes: int, tensor: int
+def _engine(config, shape, kind, a_process: int, processes: int, tensor: int
            ) -> Engine:
   """Returns the estimated costs of rollouts with `tensor` devices per copy.
 
   Weights are held during rollouts only, or all the time if rollouts run in a
   thread: then those that are used and the next ones. A decode has three arrays
-  of the size of the logits, and a prefill the activations of a layer.
+  of the size of the logits, a prefill the activations of a layer, and weight
+  sync on GPUs another layout of the matrices of the vocabulary.
   """
   here = meshes.abstract(a_process, data=-1, tensor=tensor)
   copies = here.shape['data']
@@ -343,9 +391,12 @@ def _engine(config, shape, a_process: int, processes: int, tensor: int
       'head' in params)  # only single rows are read
   size = np.dtype(config.rollout.dtype).itemsize
   row = slots * shape.hidden_size * size
+  vocabulary = sum(_bytes_on(here, params[name], axes[name])
+                   for name in ('embed', 'head') if name in params)
   ahead = config.train.max_staleness if 'train' in config else 0
   working = max(3 * slots * shape.vocab_size * 4 / tensor, _TILES * size * (
-      4 * shape.hidden_size + 3 * shape.intermediate_size / tensor))
+      4 * shape.hidden_size + 3 * shape.intermediate_size / tensor),
+                1.5 * vocabulary * (kind.torus is None))
   return Engine(
       tensor=tensor, cache=cache,
       frozen=weights_held * (('solver' in config) + 2 * bool(ahead)),

@@ -23,6 +23,7 @@ from searchrl.data import conversations
 from searchrl.data import world_demonstrations
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
+from searchrl.experiment import memory_plan
 from searchrl.experiment import model_defaults
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
@@ -38,7 +39,8 @@ from searchrl.training import optimizer as optimizers
 from searchrl.training import supervised
 from searchrl.training.supervised import Document
 
-_FREE = ('train.save_every', 'train.progress', 'train.tensorboard',
+_FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
+         'train.save_every', 'train.progress', 'train.tensorboard',
          'plan.devices', 'plan.compile')
 
 
@@ -69,6 +71,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   config = copy.deepcopy(config)
   if 'dialogue' in config:  # the dialogue of the demonstrations
     config.dialogue = model_defaults.named_dialogue(config, folder)
+  config = memory_plan.chosen(config)
   processes.agree('config', json.loads(config.to_json()))
   with progress.phase('Reading the tokenizer'):
     path, shape, tokenizer = model_folders.parts(

@@ -16,6 +16,7 @@ from searchrl.evaluation import summary
 from searchrl.experiment import build
 from searchrl.experiment import health
 from searchrl.experiment import loop
+from searchrl.experiment import memory_plan
 from searchrl.experiment import model_card
 from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
@@ -51,7 +52,8 @@ def run(config, workdir: str | pathlib.Path) -> None:
 
 
 def _train(config, folder: pathlib.Path) -> None:
-  config = model_defaults.resolved(config, folder, trains=True)
+  config = memory_plan.chosen(
+      model_defaults.resolved(config, folder, trains=True))
   experiment = build.build(config, folder)
   if processes.on_first('done?', lambda: _is_finished(config, folder)):
     processes.say((folder / summary.FILE).read_text(), file=sys.stdout)
