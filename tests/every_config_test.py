@@ -100,7 +100,7 @@ def test_every_text_makes_a_config_whose_model_is_the_named_one(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number, name', enumerate(CONFIGS))
+@pytest.mark.parametrize('number, name', [*enumerate(CONFIGS)])
 def test_every_training_of_a_model_is_planned_and_says_its_values(
     number, name, capsys, monkeypatch):
   """With its own setting, with another one, and with a value of another key."""
