@@ -29,6 +29,7 @@ from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import processes
+from searchrl.runtime import progress
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage, Question
 
@@ -79,8 +80,10 @@ def resolved(config, folder: pathlib.Path | None = None, *,
   unset = {name: field for name, field in rules.unset(config) if name in names}
   if config.dialogue and not unset:
     return config
-  path = weights.locate(str(config.model.path or policy.TINY_BASE))
-  if model_folders.is_tiny(path):
+  with progress.phase('Reading the tokenizer'):
+    path = weights.locate(str(config.model.path or policy.TINY_BASE))
+    is_tiny = model_folders.is_tiny(path)
+  if is_tiny:
     config.dialogue = config.dialogue or model_folders.TINY_DIALOGUE
     return config
   config_checks.check(config)
@@ -92,8 +95,9 @@ def resolved(config, folder: pathlib.Path | None = None, *,
     _assign(config, {name: value for name, value in chosen.items()
                      if value is not None}, unset)
     return config
-  chosen = processes.on_first('defaults', lambda: _chosen(
-      config, path, [name for name in names if name in unset], devices))
+  with progress.phase('Measuring prompts and passages'):
+    chosen = processes.on_first('defaults', lambda: _chosen(
+        config, path, [name for name in names if name in unset], devices))
   _assign(config, chosen, unset)
   _say_chosen(config, chosen)
   return config
