@@ -220,6 +220,14 @@ def test_few_slots_change_only_the_rounding(wide):
     np.testing.assert_allclose(outputs[uid][1], expected[uid][1], atol=1e-4)
 
 
+@pytest.mark.slow
+def test_an_engine_with_few_rows_computes_all_alike_unless_it_is_let(wide):
+  inputs, sample_all, expected = wide
+  few = dict(list(inputs.items())[:2])
+  for uid, (tokens, logprobs) in sample_all(few, few_rows=(1, 4)).items():
+    assert (tokens, logprobs) == tuple(expected[uid])  # to the last bit
+
+
 def test_half_precision_gives_nearly_the_same(wide):
   inputs, sample_all, expected = wide
   few = dict(list(inputs.items())[:20])
