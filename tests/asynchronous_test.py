@@ -11,6 +11,7 @@ import threading
 import time
 
 import fakes
+import jax
 import loopback
 import pytest
 import tiny
@@ -25,6 +26,7 @@ from searchrl.rl import algorithms
 from searchrl.rollouts import asynchronous
 from searchrl.rollouts import collect
 from searchrl.rollouts import driver
+from searchrl.rollouts import records
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
@@ -187,12 +189,21 @@ def config_of(recipe, staleness):
 
 @pytest.mark.parametrize('config, message', [
     (config_of(rloo, 1), 'without an importance ratio'),
-    (config_of(grpo, 1), 'train.max_staleness must be 0 on several devices'),
     (config_of(grpo, -1), 'must be at least 0 .*, but is -1'),
 ])
 def test_where_it_cannot_work_it_is_refused(tmp_path, config, message):
   with pytest.raises(ValueError, match=message):
     train.run(config, str(tmp_path / 'run'))
+
+
+@pytest.mark.slow
+def test_on_several_devices_each_step_is_sampled_a_step_ahead(tmp_path):
+  assert jax.device_count() == 8
+  train.run(config_of(grpo, 1), str(tmp_path))
+  for number in range(1, 5):
+    sampled = records.read(
+        tmp_path / 'trajectories' / f'step_{number:06d}.jsonl.gz')
+    assert {t.policy_step for t in sampled} == {max(number - 2, 0)}
 
 
 def command(folder):

@@ -221,6 +221,9 @@ def test_a_thread_that_samples_leaves_no_engine_to_evaluate_with(data):
   with pytest.raises(ValueError, match='evaluate.every must be 0 where roll'
                      'outs run ahead in a thread, .* is 5 with train.max_stale'):
     config_checks.check_staleness(1, algorithm, 1, every=5)
+  with pytest.raises(ValueError, match='train.max_staleness must be 0 with sev'
+                     'eral processes, .*, but is 1 with 2. Set it to 0, or'):
+    config_checks.check_staleness(1, algorithm, 2)
 
 
 @pytest.mark.parametrize('field, value, message', [

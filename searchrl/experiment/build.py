@@ -97,7 +97,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
       config, folder, model.admit(policy.budgets_of(config)))
   with progress.phase('Starting the devices'):
     mesh = meshes.make(**config.mesh)
-  config_checks.check_staleness(config.train.max_staleness, recipe, mesh.size)
+  config_checks.check_staleness(
+      config.train.max_staleness, recipe, processes.count())
   sampler, params = policy.build(config, mesh, folder=model)
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,

@@ -178,13 +178,13 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
 
 
 def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
-                    devices: int, every: int = 0) -> None:
+                    count: int, every: int = 0) -> None:
   """Raises a ValueError if rollouts cannot be asynchronous.
 
   Args:
     staleness: Value of config.train.max_staleness.
     algorithm: Algorithm of the run.
-    devices: Number of devices in the mesh.
+    count: Number of processes.
     every: Value of config.evaluate.every.
   """
   _refuse(
@@ -196,10 +196,10 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
        'train.max_staleness must be 0 for an algorithm without an importance '
        f'ratio, but is {staleness}: another policy samples than is trained. '
        'Set it to 0, or choose a recipe with a ratio.'),
-      (staleness and devices > 1,
-       'train.max_staleness must be 0 on several devices, where two programs '
-       f'at a time could wait for each other, but is {staleness} on {devices}. '
-       'Set it to 0, or start one process with one device.'))
+      (staleness and count > 1,
+       'train.max_staleness must be 0 with several processes, whose threads '
+       'could exchange messages in different orders, but is '
+       f'{staleness} with {count}. Set it to 0, or start one process.'))
 
 
 def check_supervised(config) -> None:

@@ -28,6 +28,7 @@ from searchrl.rollouts import collect
 from searchrl.rollouts import records
 from searchrl.rollouts.collect import Collected, Progress
 from searchrl.runtime import checkpoint
+from searchrl.runtime import dispatch
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import progress as progress_lib
@@ -238,7 +239,8 @@ def step(experiment: Experiment, config, take: Take, state: Any,
   packed = learner.score(state, batch, experiment.params, timer)
   updated = learner.update(state, packed, experiment.params, timer)
   values |= updated.metrics
-  values['guards/arrays_not_finite'] = len(weights.not_finite(updated.state))
+  values['guards/arrays_not_finite'] = len(
+      dispatch.Ordered(weights.not_finite)(updated.state))
   experiment.lockstep.phase(f'step {progress.step - 1}')
   rows = [trajectory for group in collected.groups for trajectory in group]
   return StepResult(updated.state, progress, values, collected.trajectories,

@@ -27,6 +27,7 @@ from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.rl.masked import Mean
+from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.training import minibatches as minibatches_lib
 from searchrl.training import optimizer as optimizers
@@ -126,7 +127,8 @@ class Learner:
     """
     if self.train_step.lora is None:
       return state['policy'].params
-    return loras.merge(base, state['policy'].params, self.train_step.lora)
+    return dispatch.Ordered(loras.merge)(
+        base, state['policy'].params, self.train_step.lora)
 
   def pack(self, batch: Batch, trained: np.ndarray | None = None
           ) -> PackedBatch:
