@@ -173,9 +173,12 @@ def test_a_plan_prints_and_writes_nothing(tmp_path, capsys):
   assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize('name', ['tiny_encoder', 'serve_search'])
-def test_a_plan_without_a_language_model_is_refused(name, tmp_path):
-  with pytest.raises(ValueError, match='has neither a learner nor a rollout'):
+@pytest.mark.parametrize('name, message', [
+    ('tiny_encoder', 'has neither a learner nor a rollout'),
+    ('serve_search', 'has neither a learner nor a rollout'),
+    ('demonstrations', r'config\.plan must be there .* Give a recipe')])
+def test_a_plan_without_a_language_model_is_refused(name, message, tmp_path):
+  with pytest.raises(ValueError, match=message):
     plan.run(importlib.import_module(f'configs.{name}').get_config(),
              str(tmp_path))
 

@@ -134,6 +134,10 @@ def make(config) -> Plan:
     raise ValueError(
         'a plan is of a training or of rollouts, but this config has neither a '
         'learner nor a rollout of a language model. Choose one of the recipes.')
+  if 'plan' not in config:
+    raise ValueError(
+        'config.plan must be there for --plan, but this config has none. Give a '
+        'recipe, configs/sft.py or configs/evaluate.py with the same model.')
   config = chosen(resolved(config))
   shape = weights.read_config(shape_folder(
       config.model.path or str(policy.TINY_BASE)))
