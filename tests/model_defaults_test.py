@@ -300,7 +300,10 @@ def test_a_run_by_four_flags_and_every_job_by_its_folder_alone(
   trained()
   recorded = json.loads((run / 'config.json').read_text())
   assert recorded['dialogue'] == dict(chat=CHAT, plain=PLAIN)[kind]
-  assert capsys.readouterr().err.count('Chosen for') == 1
+  assert [line.partition(' for ')[2].partition(':')[0].partition(' and ')[0]
+          for line in capsys.readouterr().err.splitlines()
+          if line.startswith('Chosen for')] == [
+              str(tmp_path / 'corpus.jsonl'), str(path)]
   trained()  # finished, and the same config
   assert 'Chosen for' not in capsys.readouterr().err
   own = _records(run / 'evaluation/after')
@@ -349,6 +352,6 @@ def _asks_and_serves_as(recorded, run, folder, monkeypatch):
         recorded['dialogue'], recorded['model']['path'])
     for name, value in ours['rollout'].items():
       assert value == recorded['rollout'][name], name
-    assert ours['search']['engine'] == recorded['search']['engine'] == 'dense'
+    assert ours['search']['engine'] == recorded['search']['engine'] == 'bm25'
   assert ask.corpus_file(built[0], str(run), folder) == (
       pathlib.Path(recorded['search']['corpus']))

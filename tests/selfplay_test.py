@@ -228,7 +228,7 @@ def test_the_papers_size_is_tables_5_and_6_and_plans_two_models(size, capsys):
   plan.run(found, '')
   text = capsys.readouterr().out
   assert text.count('It fits') == 2
-  assert text.count('frozen solver: weights, bfloat16') == 1
+  assert text.count('frozen weights of rollouts, bfloat16') == 1
 
 
 # Killed ----------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_a_text_that_writes_bos_itself_has_it_once(name):
   tokenizer = BOS[name]
   text = f'{tokenizer._fast.bos_token}the search'
   ids = tokenizer.encode_first(text)
-  assert ids == tokenizer._ids(text)
+  assert [ids] == tokenizer._ids([text])
   assert ids.count(tokenizer.start_ids[0]) == 1
   assert transcripts.of_segments([(text, False), ('a', True)], tokenizer).ids[
       :len(ids)] == ids

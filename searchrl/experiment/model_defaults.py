@@ -122,6 +122,8 @@ def follow_in_tuning(unset: dict[str, rules.Field], config,
                     ) -> None:
   """Sets fields of configs/sft.py by the model and the longest conversation.
   """
+  if not unset:
+    return
   most = _MOST_ON_CPU if jax.default_backend() == 'cpu' else _MOST
   size = sum(x.size for x in jax.tree.leaves(transformer.abstract(shape)))
   full = 1e-4 if size < _SMALL else 2e-5
@@ -130,8 +132,7 @@ def follow_in_tuning(unset: dict[str, rules.Field], config,
       'optimizer.learning_rate': 2e-4 if config.model.lora.rank else full}
   for name, field in unset.items():
     field.set(chosen[name])
-  if unset:
-    _say_chosen(config, {name: chosen[name] for name in unset})
+  _say_chosen(config, {name: chosen[name] for name in unset})
 
 
 def _say_chosen(config, chosen: dict[str, Any]) -> None:
@@ -168,7 +169,8 @@ def _set_engine(config, folder: pathlib.Path | None) -> None:
     return
   engine.set('bm25')
   search.options = {}
-  processes.say(f'Chosen for {search.corpus}: search.engine=bm25.')
+  if not past:
+    processes.say(f'Chosen for {search.corpus}: search.engine=bm25.')
 
 
 def _assign(config, values: dict[str, Any], unset: dict[str, rules.Field]
