@@ -74,7 +74,7 @@ def test_the_best_sample_of_each_seed_becomes_a_question(tmp_path):
   # Of two samples that fail, the first is the seed's.
   assert report['dropped'] == dict(
       ill_formed=1, leaking=0, ungrounded=0, too_long=0, duplicate=0,
-      unanswerable=0, known=0)
+      unanswerable=0, known=0, sure_or_unsure=0)
 
 
 def test_a_question_without_room_in_the_solvers_prompt_is_dropped(tmp_path):
