@@ -321,7 +321,7 @@ def test_an_export_has_the_tokenizer_and_the_ends_of_its_source(trained):
     text = written(trained, trajectory.tokens)
     ids = auto.encode(text, add_special_tokens=False)
     assert ids == theirs.encode(text, add_special_tokens=False)
-    assert tuple(ids) == ours._ids(text)
+    assert [tuple(ids)] == ours._ids([text])
   ends = (transformers.GenerationConfig.from_pretrained(path).eos_token_id
           for path in (source, trained.run / 'model'))
   published, exported = map(np.atleast_1d, ends)
