@@ -25,7 +25,7 @@ from searchrl.papers.zerosearch import simulator_prompts
 import ml_collections
 
 SIMULATORS = simulator_prompts.PUBLISHED | simulator_prompts.PROMPTED
-PORT = 6001  # of configs/zerosearch.py
+PORT = 6001  # where configs/zerosearch.py looks for its simulator
 
 
 def get_config(text: str = '') -> ml_collections.ConfigDict:

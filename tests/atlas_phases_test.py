@@ -38,7 +38,7 @@ SMALL = {  # field -> value, as flags set them
 
 
 class Killed(BaseException):
-  """What a kill is to a program: nothing that it catches."""
+  """Stands for a kill: an exception that no program catches."""
 
 
 def config(model):

@@ -227,7 +227,7 @@ def test_compiles_for_gpus_without_collectives_or_scatters(
   assert len(re.findall(rf'max_seg_per_batch\W+{places + 1}\b', text)) == 2
   for name in ('all-gather', 'all-reduce', 'all-to-all', 'scatter('):
     assert name not in text
-  row = length * heads * size * 2 * rows // len(found)  # of queries
+  row = length * heads * size * 2 * rows // len(found)  # bytes of queries
   statistics = 4 * (places + 1) * heads * length * rows // len(found)
   assert (compiled.memory_analysis().temp_size_in_bytes
           < 2 * row + 2 * statistics)

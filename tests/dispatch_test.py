@@ -67,7 +67,7 @@ def test_collectives_of_two_threads_do_not_wait_for_each_other(calls):
 
 
 def test_all_devices_get_the_programs_in_one_order():
-  queues = [[] for _ in range(8)]  # of programs, by device
+  queues = [[] for _ in range(8)]  # programs of each device
 
   def start(number):
     for queue in queues:

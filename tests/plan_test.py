@@ -70,7 +70,7 @@ def test_a_plan_by_hand(tmp_path):
   cached = 32 * 4096 * 28 * 2 * 4 * 128 * 2 / 4
   assert holds.pop('KV cache: 64 slots x 4096 tokens a process') == (
       pytest.approx(cached, rel=1e-4))
-  sync = 1.5 * 2 * 152_064 * 3584 * 2 / 4  # of embedding and head
+  sync = 1.5 * 2 * 152_064 * 3584 * 2 / 4  # bytes of embedding and head
   assert (found.engine.besides - sync) / 2 * 4 / 64 == each
   assert not holds and found.available == 141 * GIB and found.fits
   gradients, layer_inputs = 4 * 7_615_616_512 / 64, 28 * 4096 * 3584 * 2

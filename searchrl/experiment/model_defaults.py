@@ -43,7 +43,8 @@ TRAINING = ('optimizer.learning_rate', 'algorithm.length',
             'algorithm.max_length', 'algorithm.buffer',
             'tuning.learner.pack_length', 'tuning.optimizer.learning_rate')
 
-TUNING = 'learner.pack_length', 'optimizer.learning_rate'  # of configs/sft.py
+# Fields of configs/sft.py that follow the model and the data.
+TUNING = 'learner.pack_length', 'optimizer.learning_rate'
 
 # Options of configs/grpo.py for the shipped encoder, which knows generated
 # worlds alone.

@@ -156,7 +156,8 @@ def padded(
   place = jnp.maximum(segment_ids - 1, 0)
   back = place * longest + jnp.arange(row) - jnp.take_along_axis(
       starts, place, axis=1)
-  back = jnp.clip(back, 0, max_segments * longest - 1)  # of padding
+  # Places of padding are out of range.
+  back = jnp.clip(back, 0, max_segments * longest - 1)
   output = jnp.take_along_axis(output, back[..., None, None], axis=1)
   return jnp.where(segment_ids[..., None, None] > 0, output, 0)
 

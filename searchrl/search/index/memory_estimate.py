@@ -12,8 +12,9 @@ import numpy as np
 
 from searchrl.search.index import vector_store
 
-_POSTINGS = 60  # of a passage
-_TERMS = 5_345_463 / 21_015_324  # of a passage, in Lucene's index of wiki-18
+_POSTINGS = 60  # postings per passage
+# Distinct terms per passage in Lucene's index of wiki-18.
+_TERMS = 5_345_463 / 21_015_324
 _TERM_BYTES = 120 + 8  # measured, in a dict of CPython 3.11, and its place
 
 
