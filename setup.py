@@ -54,6 +54,7 @@ setuptools.setup(
     install_requires=[
         'absl-py>=2.1',
         'aiohttp>=3.12',
+        'etils[epath]>=1.12',
         'filelock>=4',
         'flax>=0.12.8',
         'jax>=0.10.2,<0.11.1; python_version < "3.12"',
@@ -89,6 +90,8 @@ setuptools.setup(
         'scann': ['scann>=1.4.2; platform_system == "Linux"'],
         'search': ['faiss-cpu>=1.12',
                    'scann>=1.4.2; platform_system == "Linux"'],
+        'gcs': ['etils[epath-gcs]>=1.12'],  # copies of data in gs://
+        's3': ['etils[epath-s3]>=1.12'],  # and in s3://
         'parquet': ['pyarrow>=17'],  # questions in Search-R1's files
         'serve': ['httptools>=0.6.3',  # servers need less CPU
                   'uvloop>=0.21; platform_system != "Windows"'],

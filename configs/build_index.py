@@ -17,12 +17,12 @@ settings of the papers name three indexes, of which the first has the vectors,
 the second adds the Study's HNSW64 to it, and the third is BM25 alone:
 
   python -m searchrl.main --config=configs/build_index.py --workdir=runs/e5 \
-      --config.corpus=wiki-18.jsonl --config.encoder.path=intfloat/e5-base-v2
+      --config.corpus=data/wiki-18.jsonl --config.encoder.path=intfloat/e5-base-v2
   python -m searchrl.main --config=configs/build_index.py:hnsw64 \
-      --workdir=runs/e5 --config.corpus=wiki-18.jsonl \
+      --workdir=runs/e5 --config.corpus=data/wiki-18.jsonl \
       --config.encoder.path=intfloat/e5-base-v2
   python -m searchrl.main --config=configs/build_index.py:bm25 \
-      --workdir=runs/bm25 --config.corpus=wiki-18.jsonl
+      --workdir=runs/bm25 --config.corpus=data/wiki-18.jsonl
 
 Hardware: 2 CPU cores, no accelerator. Time: 16 CPU ms to encode one of
 Debian's descriptions with MiniLM-L6; 344 CPU seconds for ScaNN of 480,000 rows.

@@ -10,7 +10,7 @@ r"""The full evaluation of a run: 200 questions of each hop count, greedily.
       --seeds=0,1,2 --workdir=runs/trained
   python -m searchrl.main \
       --config=configs/evaluate.py:methods/qwen2.5-7b-instruct \
-      --config.data.evaluate=test.parquet --config.search.corpus=wiki-18.jsonl
+      --config.data.evaluate=data/test.jsonl --config.search.corpus=data/wiki-18.jsonl
 
 All that no flag names is as in that run. The run may also stand after a colon,
 as in --config=configs/evaluate.py:runs/dspo. Without a run, it evaluates the

@@ -39,8 +39,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       small=others['small'],  # size of the tiny bases; '': the paper's models
       runs='runs',  # folder of the runs
       flags=() if others['small'] else (  # flags of each command
-          '--config.data.train=nq_hotpotqa_train.parquet',
-          '--config.data.evaluate=test.parquet',
-          '--config.search.corpus=wiki-18.jsonl'),
+          '--config.data.train=data/train.jsonl',
+          '--config.data.evaluate=data/test.jsonl',
+          '--config.search.corpus=data/wiki-18.jsonl'),
   )
   return config

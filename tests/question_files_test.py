@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """question_files: names and folders of a config; Search-R1's parquet."""
 
+import csv
 import json
 import sys
 
@@ -223,6 +224,35 @@ def test_rows_as_they_are_published_are_read(name, suffix, tmp_path):
   assert question.uid == uid or not uid and len(question.uid) == 16
   assert found(str(tmp_path), may_be_folder=True) == [
       (name, path.name, False)]
+
+
+@pytest.mark.parametrize('mark, suffix', [(',', 'csv'), ('\t', 'tsv')])
+def test_tables_of_text_are_read_as_jsonl_is(mark, suffix, tmp_path):
+  names = ['id', 'subj', 'question', 'possible_answers', 's_pop']
+  rows = [['42', 'S', f'who{mark} "or"\nwhat', '["x", "y"]', '142'],
+          ['43', '', 'é', '["z"]', '']]
+  path = tmp_path / f'popqa.{suffix}'
+  with path.open('w', encoding='utf-8-sig', newline='') as file:
+    csv.writer(file, delimiter=mark).writerows([names, *rows])
+  assert questions_lib.read(path) == questions_lib.read(write(
+      tmp_path / 'popqa.jsonl', [
+          dict(zip(names, row)) for row in rows])) == [
+      Question('42', f'who{mark} "or"\nwhat', ('x', 'y'), 1, 'popqa'),
+      Question('43', 'é', ('z',), 1, 'popqa')]
+
+
+@pytest.mark.parametrize('data, message', [
+    (b'id,question,answer\n1,who,x\n2,who\n', 'row 2 must .*it has not 3 fi'),
+    (b'id,question,answer\n1,who,x,y\n', 'row 1 must have a field in UTF-8'),
+    (b'id,question,answer\n1,"who,x\n', 'row 1 must .* unexpected end of data'),
+    (b'id,question,answer\n1,who,\xff\n', "row 1 must .*'utf-8' codec"),
+    (b'', 'a.csv holds no question')])
+def test_a_damaged_table_of_text_is_refused(data, message, tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match=f'a.csv,? ?{message}' if 'row' in message
+                     else message):
+    questions_lib.read(path)
 
 
 @pytest.mark.parametrize('uid, metadata, hops', [

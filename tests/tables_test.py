@@ -125,7 +125,7 @@ def test_a_job_prints_what_is_there_and_the_commands_of_the_rest(
   commands = text.partition('To run:')[2]
   assert 'methods/qwen2.5-7b-instruct' not in commands  # it is there
   assert commands.count('methods/qwen2.5-3b-instruct') == 1  # for five rows
-  assert '--config.data.train=nq_hotpotqa_train.parquet' in commands
+  assert '--config.data.train=data/train.jsonl' in commands
   cells = json.loads((tmp_path / 'out/table.json').read_text())
   assert len(cells) == 3 * 10 * 8
   assert '<td>0.140</td>' in (tmp_path / 'out/table.html').read_text()

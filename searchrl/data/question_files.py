@@ -8,6 +8,7 @@ parquet files and of the forms in `forms` are renamed to these keys.
 
 from collections.abc import Iterator, Sequence
 import collections
+import csv
 import dataclasses
 import hashlib
 import itertools
@@ -18,7 +19,8 @@ from typing import Any
 from searchrl.data import forms
 from searchrl.data import jsonl
 
-SUFFIXES = ('.jsonl', '.jsonl.gz', '.parquet')
+SUFFIXES = ('.jsonl', '.jsonl.gz', '.parquet')  # of a folder's files
+_SEPARATORS = {'.csv': ',', '.tsv': '\t'}
 # Key of a record -> columns of a parquet file that may hold its value.
 _COLUMNS = {'question': ('question', 'prompt'),
             'golden_answers': ('golden_answers', 'reward_model'),
@@ -128,13 +130,14 @@ def records(file: pathlib.Path, *, needs_golds: bool
   """Yields ('FILE, line 3' or 'FILE, row 3', record) of each row of a file.
 
   Raises:
-    ValueError: A line is not JSON; or a parquet file is invalid, lacks columns
-      or cannot be read because pyarrow is not installed.
+    ValueError: A line is not JSON; or a table is invalid, lacks columns or
+      cannot be read because pyarrow is not installed.
   """
   is_parquet = file.suffix == '.parquet'
   rows = _parquet_rows(file, needs_golds) if is_parquet else (
-      (place, jsonl.loads(line, _FORM, place))
-      for place, line in jsonl.lines(file))
+      _separated_rows(file) if file.suffix in _SEPARATORS else (
+          (place, jsonl.loads(line, _FORM, place))
+          for place, line in jsonl.lines(file)))
   for place, row in rows:
     if not isinstance(row, dict):
       raise ValueError(
@@ -198,6 +201,25 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
       if name != 'prompt' or 'question' not in names]):
     for row in batch.to_pylist():
       yield f'{file}, row {next(number)}', row
+
+
+def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:
+  """Yields each row of a .csv or .tsv file, whose first row has the names."""
+  with file.open(encoding='utf-8-sig', newline='') as stream:
+    rows = csv.DictReader(
+        stream, delimiter=_SEPARATORS[file.suffix], strict=True)
+    place = f'{file}, row 1'
+    try:
+      for number, row in enumerate(rows, start=1):
+        place = f'{file}, row {number}'
+        if None in row or None in row.values():
+          raise csv.Error(f'it has not {len(rows.fieldnames or ())} fields')
+        yield place, {name: value for name, value in row.items() if value}
+        place = f'{file}, row {number + 1}'
+    except (csv.Error, UnicodeDecodeError) as error:
+      raise ValueError(
+          f'{place} must have a field in UTF-8 for each name in the first row, '
+          f'but: {error}. Fetch or write the file again.') from error
 
 
 def _metadata_columns(schema: Any) -> list[str]:
