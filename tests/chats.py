@@ -87,6 +87,10 @@ LLAMA3 = r'''
 {{- '<|start_header_id|>' ~ ('ipython' if m.role == 'tool' else m.role) }}
 {{- '<|end_header_id|>\n\n' }}
 {%- if m.role == 'tool' %}{{ m.content | tojson }}
+{%- elif m.tool_calls %}
+{%- set call = m.tool_calls[0].function %}
+{{- '{"name": "' ~ call.name ~ '", "parameters": ' }}
+{{- (call.arguments | tojson) ~ '}' }}
 {%- else %}
 {%- if tools and loop.first %}
 {{- 'You may call: ' ~ (tools | tojson) ~ '\n\n' }}

@@ -107,7 +107,7 @@ def test_ten_thousand_responses_are_judged_as_by_an_independent_reading():
 def test_ends_of_turns_are_taken_off_in_linear_time():
   begun = time.process_time()
   assert formats.is_valid(THINK + PARIS + '</s> \n' * 100_000)
-  assert formats.without_turn_end('</s> ' * 100_000) == ''
+  assert dialogues.without_turn_end('</s> ' * 100_000) == ''
   assert time.process_time() - begun < 2  # a third of a second
 
 
@@ -140,7 +140,7 @@ def test_a_thought_that_the_prompt_opens_is_the_responses(opened):
   assert not formats.is_valid(' hm ' + PARIS, prompt=opened)
 
 
-@pytest.mark.parametrize('end', formats.TURN_ENDS)
+@pytest.mark.parametrize('end', dialogues.TURN_ENDS)
 def test_the_end_of_a_turn_is_no_text(end):
   for ended in (end, f' {end}\n', f'{end}{end}', f'{end}<|endoftext|> '):
     assert formats.is_valid(THINK + PARIS + ended)

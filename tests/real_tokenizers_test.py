@@ -58,6 +58,8 @@ THINK, SEARCH = '<think> hm </think>\n', '<search> capital </search>'
 ANSWER = '<answer> Paris </answer>'
 CALL = '<tool_call>\n' + json.dumps(
     {'name': 'search', 'arguments': {'query_list': ['q']}}) + '\n</tool_call>'
+# A call as the template of Llama 3.2 writes it.
+BARE = '{"name": "search", "parameters": {"query_list": ["q"]}}'
 
 
 @functools.lru_cache(maxsize=2)  # tests run family by family
@@ -315,6 +317,46 @@ def test_a_template_writes_tools_or_is_refused(name, tokenizer):
     tools.dr_zero(tokenizer)
 
 
+def test_a_call_of_llamas_template_is_a_search():
+  """Its own text of a call, also as Llama 3.1 writes one of its own accord."""
+  tokenizer = load('llama3-instruct')
+  dialogue = tools.dr_zero(tokenizer)
+  asked = {'role': 'user', 'content': 'who?'}
+  text, start = (tokenizer.render(messages, tools=[tools.schema()])
+                 for messages in ([asked, {
+                     'role': 'assistant', 'tool_calls': [{'function': {
+                         'name': 'search',
+                         'arguments': {'query_list': ['q']}}}]}], [asked]))
+  call = text.removeprefix(start)
+  assert call == f'{BARE}<|eot_id|>'
+  spread = json.dumps({'type': 'function'} | json.loads(BARE), indent=4)
+  for turn in (call, f'<|python_tag|>{call}', f'{THINK}{call}',
+               f'<|python_tag|>{spread}<|eom_id|>', BARE):
+    ids = tokenizer.encode(turn)
+    assert dialogue.parse(tokenizer.decode(ids)) == Action('search', ('q',))
+    # Whether the text has special tokens or not.
+    assert dialogue.parse(turn) == Action('search', ('q',))
+  for turn in (f'Call: {call}', f'{BARE} now', f'{BARE[:-1]}<|eot_id|>',
+               '{"answer": "Paris"}<|eot_id|>'):
+    ids = tokenizer.encode(turn)
+    assert dialogue.parse(tokenizer.decode(ids)) == Action('invalid')
+
+
+def test_a_call_without_tags_has_the_format_of_a_call():
+  tokenizer = load('llama3-instruct')
+  dialogue = tools.dr_zero(tokenizer)
+  for texts, valid in (
+      ([f'{THINK}{BARE}<|eot_id|>', THINK + ANSWER], True),
+      ([f'{THINK}<|python_tag|>{BARE}<|eom_id|>', THINK + ANSWER + '.'], True),
+      ([f'{THINK}{BARE}', THINK + CALL, THINK + ANSWER], True),
+      ([f'{BARE}<|eot_id|>', THINK + ANSWER], False),  # has no thought
+      ([f'{THINK}{BARE} now', THINK + ANSWER], False)):
+    trajectory = conversation(dialogue, tokenizer, *texts)
+    assert formats.is_well_formed(trajectory, needs_search=True) == valid
+    assert trajectory.turns[0].action.kind == (
+        'invalid' if 'now' in texts[0] else 'search')
+
+
 PARIS, LYON = Passage('1', 'Paris', 'the "town"\nof'), Passage('2', 'Lyon', 'é')
 FOUND = [
     ([(PARIS,)], 'Doc 1 (Title: "Paris")\nthe "town"\nof'),
@@ -447,7 +489,7 @@ def test_a_demonstration_has_the_ids_of_the_rollout(name, tokenizer):
 
 PIECES = ['<think>', '</think>', '<search>', '</search>', '<answer>',
           '</answer>', '<tool_call>', '</tool_call>', '<information>', 'Paris',
-          ' who?\n', THINK, SEARCH, ANSWER, CALL, '<answer>Paris</answer>']
+          ' who?\n', THINK, SEARCH, ANSWER, CALL, BARE, '<answer>Paris</answer>']
 
 
 def generated(rng, pieces, closing, size):
@@ -486,7 +528,8 @@ def test_all_readers_agree_on_a_turn(name, tokenizer, count):
     action = dialogue.parse(text)
     assert action == dialogue.parse(read) == (
         text_oracles.tag_action(text) if stop_strings == dialogues.TAG_STOPS
-        else text_oracles.tool_action(text, tools.MAX_QUERIES)), text
+        else text_oracles.tool_action(
+            text, tools.MAX_QUERIES, bare=name == 'llama3-instruct')), text
     trajectory = Trajectory(
         tiny.question(answers=('Paris',)), 0, 0, (1,),
         (Turn(tuple(ids), (0.0,) * len(ids), action, text=read),), 'answer',

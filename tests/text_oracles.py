@@ -8,7 +8,7 @@ import unicodedata
 
 from strategies import TAGS
 
-from searchrl.agent import formats
+from searchrl.agent import dialogue as dialogues
 from searchrl.agent import markup
 from searchrl.trajectory import Action
 
@@ -59,9 +59,23 @@ def last_action(body: str) -> Action:
   return Action('invalid')
 
 
-def tool_action(text: str, most: int) -> Action:
-  """A call at the end of a turn, in JSON and by its schema; or an answer."""
+def tool_action(text: str, most: int, bare: bool = False) -> Action:
+  """A call at the end of a turn, in JSON and by its schema; or an answer.
+
+  With `bare`, also a turn that is one JSON object, perhaps after a thought.
+  """
   body = read(text, 'tool_call', 'answer')
+  if bare and not body.endswith(('</tool_call>', '</answer>')):
+    parts = body.split('</think>')
+    rest = parts[-1].strip()
+    for end in (*dialogues.TURN_ENDS,) * 2:
+      rest = rest.removesuffix(end).strip()
+    thought = '</think>'.join(parts[:-1]).lstrip()
+    if (not thought and len(parts) == 1 or thought.startswith('<think>')
+        and len(parts) == 2 and thought.count('<think>') == 1):
+      rest = rest.removeprefix('<|python_tag|>').strip()
+      if rest.startswith('{') and '<tool_call>' not in rest:
+        body = f'<tool_call>{rest}</tool_call>'
   if not body.endswith('</tool_call>'):
     action = last_action(body)
     return action if action.kind == 'answer' else Action('invalid')
@@ -76,6 +90,9 @@ def tool_action(text: str, most: int) -> Action:
     case [('arguments', [('query_list', list(queries))]), ('name', 'search')]:
       pass
     case [('name', 'search'), ('parameters', [('query_list', list(queries))])]:
+      pass
+    case [('name', 'search'), ('parameters', [('query_list', list(queries))]),
+          ('type', 'function')]:
       pass
     case _:
       return Action('invalid')
@@ -102,7 +119,7 @@ def is_in_format(text: str) -> bool:
              '<answer>': 'A', '</answer>': 'a'}
   text, again = text.rstrip(), True
   while again:
-    ends = [end for end in formats.TURN_ENDS if text.endswith(end)]
+    ends = [end for end in dialogues.TURN_ENDS if text.endswith(end)]
     text, again = text[:len(text) - len(ends[0])].rstrip() if ends else text, (
         bool(ends))
   shape, at = '', 0

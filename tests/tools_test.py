@@ -10,6 +10,7 @@ import chats
 import hypothesis
 from hypothesis import strategies as st
 import pytest
+import text_oracles
 import tiny
 
 from searchrl.agent import chat
@@ -85,15 +86,66 @@ def test_everything_else_is_invalid(text):
   assert tools.parse(text) == Action('invalid')
 
 
+BARE = '{"name": "search", "parameters": {"query_list": ["a"]}}'
+FOUND_A, INVALID = Action('search', ('a',)), Action('invalid')
+
+
+@pytest.mark.parametrize('text, action', [
+    (BARE, FOUND_A), (f' \n{BARE}\n', FOUND_A), (f'{BARE}<|eot_id|>', FOUND_A),
+    (f'<|python_tag|>{BARE}<|eom_id|>', FOUND_A),
+    (f'<|python_tag|> {json.dumps(json.loads(BARE), indent=4)}\n', FOUND_A),
+    (BARE.replace('parameters', 'arguments'), FOUND_A),
+    (BARE.replace('{"name"', '{"type": "function", "name"'), FOUND_A),
+    (f'<think> {{"b": 1}} hm </think>\n{BARE}', FOUND_A),
+    (BARE.replace('"a"', '"a {\\"b\\": [1]}", "c"'),
+     Action('search', ('a {"b": [1]}', 'c'))),
+    (BARE.replace('"a"', '"</tool"'), Action('search', ('</tool',))),
+    (f'I call it: {BARE}', INVALID), (f'{BARE} and wait', INVALID),
+    (f'{BARE}{BARE}', INVALID), (f'{BARE}; {BARE}', INVALID),
+    (f'[{BARE}]', INVALID), (f'```json\n{BARE}\n```', INVALID),
+    (BARE[:-1], INVALID), (BARE[:-4], INVALID), (BARE + '}', INVALID),
+    (f'<think> {BARE} </think>', INVALID), (f'<think> {BARE}', INVALID),
+    (f'<think> a </think> so {BARE}', INVALID),
+    (BARE.replace('"a"', '{"a": 1}'), INVALID),
+    (BARE.replace('"a"', ''), INVALID), (BARE.replace('["a"]', '"a"'), INVALID),
+    (BARE.replace('search', 'answer'), INVALID),
+    (BARE.replace('{"name"', '{"type": "tool", "name"'), INVALID),
+    (BARE.replace('{"name"', '{"id": 1, "name"'), INVALID),
+    (BARE.replace('parameters', 'arguments').replace(
+        '{"name"', '{"parameters": {}, "name"'), INVALID),
+    (BARE.replace('"a"', '"</answer>"'), INVALID),
+    ('{"answer": "Paris"}', INVALID), ('{}', INVALID), ('{"name": 1}', INVALID),
+    (f'{{ <tool_call>{BARE}', INVALID), (f'{BARE}</tool_call>', INVALID),
+    ('{' * 100_000 + '}' * 100_000, INVALID),
+    (f'<answer> {BARE} </answer>', Action('answer', (BARE,))),
+    (f'{BARE} <answer> Paris </answer>', Action('answer', ('Paris',))),
+    (call('a'), FOUND_A), (f'{BARE}{call("b")}', Action('search', ('b',)))])
+def test_a_turn_of_json_alone_is_a_call_where_the_template_writes_it_so(
+    text, action):
+  assert tools.parse(text, bare=True) == action
+  assert text_oracles.tool_action(text, 8, bare=True) == action
+  if '<tool_call>' not in text and action.kind == 'search':
+    assert tools.parse(text) == INVALID
+
+
+@each
+def test_the_template_says_whether_a_call_has_tags(name):
+  parse = tools.dr_zero(TOKENIZERS[name]).parse
+  assert parse(BARE) == (FOUND_A if name == 'llama3' else INVALID)
+  assert parse(call('a')) == FOUND_A
+
+
 @quick
 @hypothesis.given(st.lists(st.one_of(st.text(max_size=5), st.sampled_from([
-    '<tool_call>', '</tool_call>', '{"name": "search", ', '"arguments": ',
+    '<tool_call>', '</tool_call>', '{"name": "search", ', '"parameters": ',
     '{"query_list": ', '["a"]', '}', '}}', '<answer>', '</answer>', '\\u'])),
                            max_size=9).map(''.join))
 def test_a_turn_of_any_text_is_read(text):
-  action = tools.parse(text)
-  assert action.kind in ('search', 'answer', 'invalid')
-  assert all(isinstance(t, str) and t for t in action.texts)
+  for bare in (False, True):
+    action = tools.parse(text, bare=bare)
+    assert action.kind in ('search', 'answer', 'invalid')
+    assert all(isinstance(t, str) and t for t in action.texts)
+    assert action == text_oracles.tool_action(text, 8, bare)
 
 
 @quick

@@ -26,6 +26,10 @@ _TAG = re.compile(rf'</?(?:{_TAGS})>')
 _ACTION = re.compile(
     rf'<(search|answer)>((?:(?!{_TAG.pattern}).)*)</\1>\Z', re.DOTALL)
 TAG_STOPS = ('</search>', '</answer>')
+TURN_ENDS = (  # end tokens of Qwen, Llama, Mistral, DeepSeek and Gemma
+    '<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|eom_id|>',
+    '<|end_of_text|>', '</s>', '<｜end▁of▁sentence｜>', '<end_of_turn>',
+    '<eos>')
 
 _TAIL = 32  # tokens; long enough to hold the beginning of a tag
 
@@ -184,6 +188,20 @@ def until_stop(text: str, stop_strings: Sequence[str]) -> str:
   """
   ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
   return text[:min(ends, default=len(text))]
+
+
+def without_turn_end(text: str) -> str:
+  """Returns the text without white space and turn-end tokens at its end."""
+  end = len(text)
+  while end:
+    if text[end - 1].isspace():
+      end -= 1
+    elif token := next(
+        (token for token in TURN_ENDS if text.endswith(token, 0, end)), ''):
+      end -= len(token)
+    else:
+      break
+  return text[:end]
 
 
 def parse_tags(text: str) -> Action:

@@ -20,12 +20,6 @@ from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tools
 from searchrl.trajectory import Trajectory, Turn
 
-TURN_ENDS = (  # end tokens of Qwen, Llama, Mistral, DeepSeek and Gemma
-    '<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|eom_id|>',
-    '<|end_of_text|>', '</s>', '<｜end▁of▁sentence｜>', '<end_of_turn>',
-    '<eos>')
-
-
 # Text that shares a token with the closing tag before it: up to a white space,
 # a tag or the end of the turn. One token has no more.
 _SAME_TOKEN = re.compile(r'(?:(?!</?\w+>|<[|｜])\S)*')
@@ -54,7 +48,7 @@ def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
     blocks: Names of the tags; other tags are plain text.
     needs_search: True if a response without a search is invalid.
   """
-  text = without_turn_end(response)
+  text = dialogues.without_turn_end(response)
   if opens_thought(prompt):
     text = '<think>' + text
   searched = f'<{blocks.search}>' in text or not needs_search
@@ -80,20 +74,6 @@ def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]],
     last, is_open = name, not is_open
   rest = _SAME_TOKEN.sub('', pieces[-1], count=1)
   return last == 'answer' and not is_open and not rest.strip()
-
-
-def without_turn_end(text: str) -> str:
-  """Returns the text without white space and turn-end tokens at its end."""
-  end = len(text)
-  while end:
-    if text[end - 1].isspace():
-      end -= 1
-    elif token := next(
-        (token for token in TURN_ENDS if text.endswith(token, 0, end)), ''):
-      end -= len(token)
-    else:
-      break
-  return text[:end]
 
 
 def opens_thought(prompt: str) -> bool:
@@ -126,11 +106,13 @@ def _read(turn: Turn, blocks: Blocks) -> str:
   """Returns a turn as it is read, and its observation.
 
   Chat templates frame a tool's answer in many ways. It becomes a bare, empty
-  block. Templates may also open the next thought, which is kept.
+  block. Templates may also open the next thought, which is kept. A call without
+  tags gets them.
   """
   text = dialogues.until_stop(turn.text, blocks.stops)
   if blocks is TAGS or not turn.observation or turn.action.kind != 'search':
     return text + turn.observation
   observation = f'<{TOOLS.observation}></{TOOLS.observation}>'
-  return without_turn_end(text) + observation + (
+  text = tools.in_tags(dialogues.without_turn_end(text))
+  return text + observation + (
       '<think>' if opens_thought(turn.observation) else '')

@@ -6,12 +6,16 @@ The policy writes <tool_call>{"name": "search", "arguments": {"query_list":
 ["..."]}}</tool_call>, with one or more queries per call. The passages come back
 as the answer of a tool, in the frame of the tokenizer's chat template. Dr. Zero
 (arXiv:2601.07055) and DSPO (arXiv:2510.09255) use it.
+
+The chat templates of Llama 3 write a call without tags, {"name": "search",
+"parameters": {...}}. With such a template, this form is a call, too.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import json
+import re
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
@@ -22,6 +26,10 @@ from searchrl.trajectory import Action, Passage, Passages
 MAX_QUERIES = 8  # queries per call
 _ARGUMENTS = ('arguments', 'parameters')  # Hermes and Qwen, Llama
 TOOL_STOPS = ('</tool_call>', '</answer>')
+# A turn of Llama that is one JSON object, after a thought or none.
+_BARE = re.compile(r'(\s*(?:<think>(?:(?!</?think>).)*</think>\s*)?)'
+                   r'(?:<\|python_tag\|>\s*)?(\{(?:(?!<tool_call>).)*\})\s*',
+                   re.DOTALL)
 _INVALID = ('Error: this was neither a call of the tool nor an answer. To call '
             'the tool, write a JSON object with its name and its arguments '
             'between the tool_call tags. To answer, write the answer between '
@@ -69,7 +77,8 @@ def make(tokenizer, *, template: str, system: str | None = None,
   render = functools.partial(tokenizer.render, tools=[schema()])
   plain = dataclasses.replace(
       dialogues.tags(template),  # checks the template, too
-      parse=functools.partial(parse, max_queries=max_queries),
+      parse=functools.partial(parse, max_queries=max_queries,
+                              bare=_writes_bare_calls(tokenizer, render)),
       stop_strings=TOOL_STOPS,
       passage=tool_passage, arrange=by_query, write=tool_turn)
   framed = chat.frame_question(plain, render, system)
@@ -90,12 +99,28 @@ def make(tokenizer, *, template: str, system: str | None = None,
       end_ids=chat.end_ids(tokenizer, exchange.turn_end))
 
 
+def _writes_bare_calls(tokenizer, render: chat.Render) -> bool:
+  """Returns whether the chat template writes a call as JSON without tags."""
+  user = {'role': 'user', 'content': 'x'}
+  turn = {'role': 'assistant', 'content': '', 'tool_calls': [
+      {'type': 'function', 'function': {
+          'name': 'search', 'arguments': {'query_list': ['x']}}}]}
+  try:
+    start, text = render([user]), render([user, turn])
+  except ValueError:
+    return False
+  written = tokenizer.decode(tokenizer.encode(text.removeprefix(start)))
+  return in_tags(written) != written and parse(
+      written, bare=True) == Action('search', ('x',))
+
+
 def schema() -> dict:
   """Returns the tool's description, which the chat template writes."""
   return json.loads(dialogues.verbatim('search_tool.json'))
 
 
-def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
+def parse(text: str, *, max_queries: int = MAX_QUERIES,
+          bare: bool = False) -> Action:
   """Parses one turn strictly.
 
   The turn is read up to the first </tool_call> or </answer>. A call is the
@@ -103,8 +128,16 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
   arguments, which the chat template of Llama asks for as parameters. These are 1
   to `max_queries` non-empty strings under query_list. An answer is a block as in
   the tag protocol. Everything else is invalid.
+
+  Args:
+    text: The turn's text.
+    max_queries: Maximum number of queries.
+    bare: True if a turn that is nothing but a call's JSON object, after a
+      thought or none, is a call as well. <|python_tag|> may precede it.
   """
   text = dialogues.until_stop(text, TOOL_STOPS)
+  if bare:
+    text = in_tags(text)
   if not text.endswith('</tool_call>'):
     action = dialogues.closing_block(text)
     return action if action.kind == 'answer' else Action('invalid')
@@ -115,10 +148,19 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES) -> Action:
   return Action('search', queries)
 
 
+def in_tags(text: str) -> str:
+  """Returns a turn that is a call without tags with tags; others as they are.
+  """
+  match = _BARE.fullmatch(dialogues.without_turn_end(text))
+  return f'{match[1]}<tool_call>{match[2]}</tool_call>' if match else text
+
+
 def _queries(call: str) -> tuple[str, ...]:
   """Returns the queries of a call; () if the text is not one valid call."""
   try:
     body = json.loads(call, object_pairs_hook=_unique)
+    if body.get('type') == 'function':  # which Llama 3.1 writes
+      del body['type']
     name, = body.keys() - {'name'}
     if name not in _ARGUMENTS or body['name'] != 'search':
       return ()
