@@ -277,6 +277,39 @@ def test_queries_of_beir_are_questions_without_gold_answers(tmp_path):
     questions_lib.read(path)
 
 
+@pytest.mark.parametrize('suffix', ['jsonl', 'parquet', 'csv'])
+@pytest.mark.parametrize('mark', [
+    {'answerable': False}, {'is_impossible': True}], ids=str)
+def test_unanswerable_twins_are_left_out_and_counted(
+    mark, suffix, tmp_path, capsys):
+  """MuSiQue-Full has each question twice, with one id."""
+  (name, false), = mark.items()
+  rows = [{'id': uid, 'question': 'who', 'answer': 'x', name: value}
+          for uid in ('2hop__1_2', '3hop1__1_2_3')
+          for value in (not false, false)]
+  path = tmp_path / f'full.{suffix}'
+  if suffix == 'csv':
+    with path.open('w', newline='') as file:
+      table = csv.DictWriter(file, rows[0])
+      table.writeheader()
+      table.writerows(rows)
+  else:
+    (write if suffix == 'jsonl' else write_parquet)(path, rows)
+  for needs_golds in (True, False):
+    assert [(q.uid, q.hops) for q in questions_lib.read(
+        path, needs_golds=needs_golds)] == [('2hop__1_2', 2),
+                                            ('3hop1__1_2_3', 3)]
+  assert capsys.readouterr().err == (
+      f'{path}: 2 questions that are marked as unanswerable are left out.\n')
+  if suffix == 'jsonl':
+    write(path, [rows[0], *rows[2:], rows[0]])
+    with pytest.raises(ValueError, match='line 4 repeats .2hop__1_2. of line 1'):
+      questions_lib.read(path)
+    write(path, rows[1:2])
+    with pytest.raises(ValueError, match='holds no question'):
+      questions_lib.read(path)
+
+
 @pytest.mark.parametrize('row', [
     {'question': 'who', 'answer': True, 'passage': 'p'},  # BoolQ
     {'_id': 'a', 'question': 'who', 'type': 'bridge'},  # a test split

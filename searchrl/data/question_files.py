@@ -28,6 +28,10 @@ _COLUMNS = {'question': ('question', 'prompt'),
 # Other columns in which benchmarks publish them.
 _GOLDS = ('possible_answers', 'answers', 'answer')  # PopQA, SQuAD, HotpotQA
 _IDS = ('_id', 'question_id', 'qid')  # HotpotQA and 2Wiki, TriviaQA
+# Columns by which MuSiQue-Full and SQuAD 2.0 mark questions without an answer,
+# and their values there.
+_UNANSWERABLE = {'answerable': (False, 'False', 'false'),
+                 'is_impossible': (True, 'True', 'true')}
 _FORM = '{"id", "question", "golden_answers"}'  # form of a line, for errors
 _ROWS = 1024  # rows of a parquet file that are read at a time
 Record = dict[str, Any]
@@ -154,6 +158,12 @@ def records(file: pathlib.Path, *, needs_golds: bool
       yield place, row
 
 
+def is_answerable(record: Record) -> bool:
+  """Returns False for a record whose row is marked as without an answer."""
+  return not any(record.get(name) in values
+                 for name, values in _UNANSWERABLE.items())
+
+
 def _converted(form: forms.Form, row: Record, place: str) -> Record:
   try:
     return form.convert(row)
@@ -186,7 +196,8 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
   form = forms.detect_format(names)
   columns = form.columns if form else (
       *(name for group in _COLUMNS.values() for name in group), *_GOLDS, *_IDS,
-      'answer_aliases', 'data_source', *_metadata_columns(table.schema_arrow))
+      *_UNANSWERABLE, 'answer_aliases', 'data_source',
+      *_metadata_columns(table.schema_arrow))
   lacks = [] if form else [
       ' or '.join(group) for key, group in _COLUMNS.items()
       if not {*group} & {*names} and (needs_golds or key != 'golden_answers')
@@ -237,7 +248,8 @@ def _metadata_columns(schema: Any) -> list[str]:
 def _renamed(row: Record, place: str) -> Record:
   """Returns a row of Search-R1 or of a benchmark with FlashRAG's keys."""
   record = {name: row[name] for name in (
-      'id', 'question', 'golden_answers', 'data_source', 'metadata')
+      'id', 'question', 'golden_answers', 'data_source', 'metadata',
+      *_UNANSWERABLE)
             if row.get(name) is not None}
   try:
     if 'question' not in record:

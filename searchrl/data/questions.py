@@ -8,6 +8,7 @@ hop count is metadata.hops, or what an id of MuSiQue says, such as 3hop1__13_7.
 
 from collections.abc import Callable, Container, Iterable, Sequence
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -20,6 +21,7 @@ import numpy as np
 from searchrl.data import golds
 from searchrl.data import jsonl
 from searchrl.data import question_files
+from searchrl.runtime import processes
 from searchrl.trajectory import Question
 
 
@@ -63,8 +65,11 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
         f'questions are read from a jsonl or parquet file, but {file} is not a '
         'file. Check the paths under config.data.')
   place_of: dict[tuple[str, str], str] = {}
-  result = []
+  result, left_out = [], 0
   for place, record in question_files.records(file, needs_golds=needs_golds):
+    if not question_files.is_answerable(record):
+      left_out += 1
+      continue
     question = _parse(record, place, question_files.stem(file), needs_golds)
     key = question.data_source, question.uid
     if key in place_of:
@@ -73,6 +78,8 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
           f'{question.uid!r} of {place_of[key].rpartition(", ")[2]}.')
     place_of[key] = place
     result.append(question)
+  if left_out:
+    _say_left_out(file, left_out)
   if not result:
     raise ValueError(f'{file} holds no question.')
   repeats = len({q.uid for q in result}) < len(result)
@@ -85,6 +92,12 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
         data_source=source or question.data_source)
     admit(result[n], place)
   return result
+
+
+@functools.cache  # once, because jobs read a file several times
+def _say_left_out(file: pathlib.Path, count: int) -> None:
+  processes.say(f'{file}: {count} questions that are marked as unanswerable are '
+                'left out.')
 
 
 def _parse(record: question_files.Record, place: str, stem: str,
