@@ -42,7 +42,30 @@ def test_what_is_written_is_read_again(tmp_path):
   assert [file.name for file in tmp_path.iterdir()] == ['rows.jsonl']
 
 
+@pytest.mark.parametrize('arguments', [{'q': 'é'}, '{"q": "\u00e9"}'])
+def test_tool_calls_are_read_as_openai_writes_them(arguments, tmp_path):
+  call = {'id': '1', 'type': 'function', 'function': {
+      'name': 'find', 'arguments': arguments}}
+  calls = {'role': 'assistant', 'content': None, 'tool_calls': [call]}
+  found = {'role': 'tool', 'tool_call_id': '1', 'content': 'it', }
+  said = SAID | {'tool_calls': None}  # as rows of one schema have it
+  chat, plain = conversations.read(written(
+      tmp_path, {'messages': [USER, calls, found, said], 'tools': [{'a': 1}]},
+      {'messages': [USER, said], 'tools': None}))
+  read = call | {'function': {'name': 'find', 'arguments': {'q': 'é'}}}
+  assert chat.messages == (
+      USER, calls | {'content': '', 'tool_calls': [read]}, found, SAID)
+  assert chat.tools == ({'a': 1},) and plain.tools is None
+  assert plain.messages == (USER, SAID)
+
+
 @pytest.mark.parametrize('line, message', [
+    ({'messages': [USER, SAID | {'tool_calls': [{'name': 'x'}]}]},
+     'tool_calls must be {"function": .* but message 2 of .*, line 2 has .*x'),
+    ({'messages': [USER, SAID | {'tool_calls': [{'function': {
+        'name': 'x', 'arguments': '[1]'}}]}]}, 'tool_calls must be {"function'),
+    ({'messages': [USER, SAID | {'tool_calls': 'x'}]},
+     "tool_calls must be a list of objects, but message 2 .* has 'x'"),
     ('{"prompt": ', ', line 2 must be a JSON object, but .* is not: '),
     ([1], 'must have one of "prompt" .* but .*, line 2 has none'),
     ({'text': 'x'}, 'has none: .*text'),

@@ -487,6 +487,52 @@ def test_a_demonstration_has_the_ids_of_the_rollout(name, tokenizer):
     assert list(zip(*read)) == chats.marked_ids(trajectory)
 
 
+def test_data_for_fine_tuning_has_one_start_and_one_end(name, tokenizer):
+  ends = [tokenizer.token(i) for i in chat.ends(tokenizer)]
+  last = tokenizer.token(chat.last_id(tokenizer))
+  start = ''.join(map(tokenizer.token, tokenizer.start_ids))
+  for end in ('', *ends, *(f'{end}\n' for end in ends)):
+    for begin in ('', start):
+      ids, trained = transcripts.of_segments(
+          [(f'{begin}Who?', False), (f' Paris{end}', True)], tokenizer,
+          ends=True)
+      assert tokenizer.write(ids) == f'{start}Who? Paris{end.strip() or last}'
+      assert tokenizer.write([i for i, x in zip(ids, trained) if x]) == (
+          f' Paris{end.strip() or last}')
+  ids, _ = transcripts.of_segments(
+      [('Who\n', False), (' Paris \n', True)], tokenizer, ends=True)
+  assert tokenizer.write(ids) == f'{start}Who\n Paris \n{last}'
+
+
+CALLS = {'tools': [tools.schema()], 'messages': [
+    {'role': 'user', 'content': 'Who <|eot_id|>?'},
+    {'role': 'assistant', 'content': '', 'tool_calls': [{'function': {
+        'name': 'search', 'arguments': {'query_list': ['q']}}}]},
+    {'role': 'tool', 'content': '{"result": "<|im_end|>"}'},
+    {'role': 'assistant', 'content': ANSWER}]}
+
+
+@of(FRAMED)
+def test_calls_in_messages_are_trained_on_as_the_template_writes_them(
+    name, tokenizer):
+  if name in ('smollm2', 'r1-distill', 'qwen3'):
+    with pytest.raises(ValueError, match=(
+        'must write tool calls, but writes .* for message 2 of a conversation'
+        if name == 'smollm2' else 'must only add to a conversation')):
+      transcripts.of_messages(**CALLS, tokenizer=tokenizer)
+    return
+  ids, trained = transcripts.of_messages(**CALLS, tokenizer=tokenizer)
+  text = tokenizer.write(ids)
+  assert tokenizer.render(**CALLS).startswith(text)
+  end = tokenizer.token(chat.last_id(tokenizer))
+  call, answer = tokenizer.write(
+      [i for i, x in zip(ids, trained) if x]).removesuffix(end).split(end)
+  assert tools.dr_zero(tokenizer).parse(call) == Action('search', ('q',))
+  assert answer == ANSWER
+  assert ids.count(chat.last_id(tokenizer)) == text.count(end) - (
+      1 if end in ('<|im_end|>', '<|eot_id|>') else 0)  # one is data
+
+
 PIECES = ['<think>', '</think>', '<search>', '</search>', '<answer>',
           '</answer>', '<tool_call>', '</tool_call>', '<information>', 'Paris',
           ' who?\n', THINK, SEARCH, ANSWER, CALL, BARE, '<answer>Paris</answer>']

@@ -98,6 +98,16 @@ def test_data_and_completions_begin_as_the_tokenizers_own_call(name, text):
     assert request.prompts == (expected, after)  # ids stay as they are
 
 
+@each
+def test_a_first_segment_of_plain_text_begins_alike(name):
+  """A special token in it is text, but the sequence still has its start."""
+  tokenizer = ALL[name]
+  for special in (True, False):
+    found = transcripts.of_segments(
+        [('the search', False, special), ('a', True)], tokenizer)
+    assert found.ids[:-1] == by_the_tokenizer(tokenizer, 'the search')
+
+
 @pytest.mark.parametrize('name', BOS)
 def test_a_text_that_writes_bos_itself_has_it_once(name):
   tokenizer = BOS[name]

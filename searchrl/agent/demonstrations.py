@@ -127,6 +127,6 @@ def _text(ids: Sequence[int], tokenizer, trained: bool, special: bool,
 
 
 def _encoded(segment: Segment, tokenizer, first: bool) -> tuple[int, ...]:
-  if first and segment.special:
-    return tokenizer.encode_first(segment.text)
+  if first and not segment.ids:
+    return tokenizer.encode_first(segment.text, special=segment.special)
   return transcripts.encode(segment, tokenizer)

@@ -80,13 +80,17 @@ class Tokenizer:
     """
     return self._encode_own(text)
 
-  def encode_first(self, text: str) -> tuple[int, ...]:
-    """Returns ids of a text that begins a sequence; special tokens count.
+  def encode_first(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+    """Returns ids of a text that begins a sequence.
 
     They are those of the tokenizer's own call: `start_ids`, and SentencePiece's
     space before the first word. A text that writes BOS itself has it once.
+
+    Args:
+      text: The text.
+      special: True if special tokens in it become their ids.
     """
-    return self.with_start(*self._ids([text]))
+    return self.with_start(*self._ids([text], split_special_tokens=not special))
 
   def with_start(self, ids: tuple[int, ...]) -> tuple[int, ...]:
     """Returns ids that begin with `start_ids`, which are added if missing."""

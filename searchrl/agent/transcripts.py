@@ -7,6 +7,7 @@ piece of its own, so that its ids are ones that the policy could have sampled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import functools
 import itertools
 import re
 from typing import Any, NamedTuple
@@ -33,17 +34,23 @@ def of_segments(segments: Iterable[Segment | tuple[str, bool]], tokenizer,
     segments: Segments, or pairs of a text and True if it is trained on.
     tokenizer: The model's tokenizer.
     ends: True to add the token that ends a turn, which is trained on, unless
-      the texts end with such a token.
+      the texts end with such a token. White space after it is left out.
   """
   pieces: list[tuple[tuple[int, ...], bool]] = []
+  end_ids = {*chat.ends(tokenizer)} if ends else set()
   for segment in itertools.starmap(Segment, segments):
-    if pieces or segment.ids or not segment.special:
-      pieces.append((encode(segment, tokenizer), segment.trained))
+    if not pieces and not segment.ids:
+      ids = tokenizer.encode_first(segment.text, special=segment.special)
+      start = len(tokenizer.start_ids)
+      pieces = [(ids[:start], False), (ids[start:], segment.trained)]
       continue
-    ids, start = tokenizer.encode_first(segment.text), len(tokenizer.start_ids)
-    pieces = [(ids[:start], False), (ids[start:], segment.trained)]
+    ids = encode(segment, tokenizer)
+    if segment.trained and end_ids:
+      stripped = encode(segment._replace(text=segment.text.rstrip()), tokenizer)
+      ids = stripped if end_ids & {*stripped[-1:]} else ids
+    pieces.append((ids, segment.trained))
   last = [id_ for ids, _ in pieces for id_ in ids][-1:]
-  if ends and not set(last).intersection(chat.ends(tokenizer)):
+  if ends and not end_ids & {*last}:
     pieces.append(((chat.last_id(tokenizer),), True))
   return _joined(pieces)
 
@@ -57,7 +64,8 @@ def encode(segment: Segment, tokenizer) -> tuple[int, ...]:
 
 
 def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
-                place: str = 'a conversation') -> Transcript:
+                place: str = 'a conversation',
+                tools: Sequence[Mapping[str, Any]] | None = None) -> Transcript:
   """Encodes messages in the frame of the tokenizer's chat template.
 
   Only the assistant's turns are trained on, from the end of their generation
@@ -69,23 +77,31 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
       'assistant' comes after another message.
     tokenizer: The model's tokenizer.
     place: Place of the conversation, for the error.
+    tools: Descriptions of the tools, which the template writes.
 
   Raises:
-    ValueError: There is no template; or it refuses the messages, changes the
-      text that it wrote before, or changes a message with a special token.
+    ValueError: There is no template; or it refuses the messages, leaves out a
+      tool call, changes the text that it wrote before, or changes a message
+      with a special token.
   """
+  render = functools.partial(tokenizer.render, tools=tools)
   pieces, written, first = [], '', 0
   for number, message in enumerate(messages):
     if message['role'] != 'assistant' or not number:
       continue
-    prompt = tokenizer.render(messages[:number])
-    text = tokenizer.render(messages[:number + 1])
+    prompt, text = render(messages[:number]), render(messages[:number + 1])
     for earlier, later in ((written, prompt), (prompt, text)):
       if not later.startswith(earlier):
         raise ValueError(_changed(earlier, later, number, place))
     pieces += _framed(prompt[len(written):], len(written), messages[:number],
-                      first, tokenizer, place)
+                      first, tokenizer, render, place)
     turn = _until_end(text[len(prompt):], tokenizer)
+    for call in message.get('tool_calls', ()):
+      if call['function']['name'] not in turn:
+        raise ValueError(
+            f'the chat template must write tool calls, but writes {turn!r} for '
+            f'message {number + 1} of {place}. Write the calls in its content, '
+            'or put another chat_template.jinja beside tokenizer.json.')
     pieces.append((tokenizer.encode(turn), True))
     written, first = prompt + turn, number + 1
   return _joined(pieces)
@@ -101,7 +117,7 @@ def _until_end(turn: str, tokenizer) -> str:
 
 
 def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
-            first: int, tokenizer, place: str
+            first: int, tokenizer, render: chat.Render, place: str
            ) -> list[tuple[tuple[int, ...], bool]]:
   """Returns pieces of the template's text, and of the messages in it as data.
 
@@ -112,7 +128,7 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
   name = 'MessageStandsHere'
   while name in text:
     name += 'Too'
-  marked = tokenizer.render([*messages[:first], *(
+  marked = render([*messages[:first], *(
       {**message, 'content': f'{name}{number}.'}
       for number, message in enumerate(messages[first:], start=first))])
   frame, *rest = re.split(rf'{name}([0-9]+)\.', marked[start:])

@@ -12,11 +12,13 @@ Each line is one document. Training uses the completion and the token that ends
 a turn; the assistant's turns with that token; or the segments whose "trained"
 is true. With "special": false, a special token in a segment is plain text. With
 "ids", a segment is these ids of the model's tokenizer, and its text is not
-read. Other keys of a line are ignored.
+read. Messages may have tool calls, in OpenAI's form, and the line "tools". Other
+keys of a line are ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
@@ -32,6 +34,7 @@ class Conversation:
   segments: Sequence[Segment] = ()
   ends: bool = False  # a token that ends the turn is added and trained on
   messages: Sequence[Mapping[str, Any]] = ()  # for the model's chat template
+  tools: Sequence[Mapping[str, Any]] | None = None  # for the template, too
 
 
 def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
@@ -86,17 +89,46 @@ def _pair(record: Mapping[str, Any], place: str) -> Conversation:
 
 
 def _messages(record: Mapping[str, Any], place: str) -> Conversation:
-  messages = _objects(record, 'messages', place)
-  for number, message in enumerate(messages, start=1):
-    where = f'message {number} of {place}'
-    _text(message, 'role', where)
-    _text(message, 'content', where)
+  messages = tuple(_with_calls(message, f'message {number} of {place}')
+                   for number, message in enumerate(
+                       _objects(record, 'messages', place), start=1))
   if not any(message['role'] == 'assistant' for message in messages[1:]):
     roles = ', '.join(' '.join(m['role'].split()) for m in messages)
     raise ValueError(
         'messages must have a turn of role "assistant" after another, which is '
         f'trained on, but {place} has {roles[:80]}.')
-  return Conversation(place, messages=messages)
+  return Conversation(place, messages=messages, tools=(
+      _objects(record, 'tools', place) if record.get('tools') else None))
+
+
+def _with_calls(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+  """Returns a checked message, whose tool calls have their arguments read."""
+  _text(message, 'role', place)
+  if not message.get('tool_calls'):
+    _text(message, 'content', place)
+    return {name: value for name, value in message.items()
+            if name != 'tool_calls'}
+  calls = _objects(message, 'tool_calls', place)
+  try:
+    functions = [{**call['function'], 'arguments': _arguments(
+        call['function']['arguments'])} for call in calls]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+        'tool_calls must be {"function": {"name": "...", "arguments": {...}}}, '
+        f'but {place} has {str(calls)[:80]!r}.') from error
+  content = message.get('content')
+  return {**message, 'content': '' if content is None else _text(
+      message, 'content', place), 'tool_calls': [
+          {**call, 'function': function}
+          for call, function in zip(calls, functions)]}
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+  """Returns arguments, which OpenAI writes as a text of JSON."""
+  value = json.loads(value) if isinstance(value, str) else value
+  if not isinstance(value, dict):
+    raise ValueError('arguments must be an object.')
+  return value
 
 
 def _segments(record: Mapping[str, Any], place: str) -> Conversation:

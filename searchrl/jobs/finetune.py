@@ -232,7 +232,8 @@ def _encode(conversation: conversations.Conversation, tokenizer
            ) -> transcripts.Transcript:
   if conversation.messages:
     return transcripts.of_messages(
-        conversation.messages, tokenizer, conversation.place)
+        conversation.messages, tokenizer, conversation.place,
+        conversation.tools)
   for segment in conversation.segments:
     if max(segment.ids, default=0) >= tokenizer.vocab_size:
       raise ValueError(
