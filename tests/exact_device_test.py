@@ -3,6 +3,7 @@
 """exact_device: exact search by storage, placement and compiled program."""
 
 import importlib.util
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -86,6 +87,17 @@ def test_no_device_has_less_than_a_block_if_it_is_not_alone():
     assert len(rows[0].sharding.device_set) == wanted
 
 
+def test_a_gpu_has_at_most_64_blocks():
+  class Device(NamedTuple):
+    platform: str
+
+  for platform, chips, wanted in (
+      ('gpu', 1, 328_365), ('gpu', 8, 65_536), ('tpu', 1, 65_536)):
+    assert exact_device.rows_per_block(
+        21_015_324, [Device(platform)] * chips) == wanted
+  assert -(-21_015_324 // 328_365) == 64
+
+
 def test_one_program_serves_every_number_of_queries():
   index = exact_device.build(
       vector_store.InMemory(np.eye(7, dtype=np.float32)), batch=4)
@@ -163,8 +175,7 @@ def test_many_queries_are_taken_at_once_and_found_alike(count):
 
 @pytest.mark.parametrize('options, message', [
     (dict(dtype='float64'), "one of float32.*'float64'"),
-    (dict(batch=0), 'batch must be at least 1'),
-    (dict(block_rows=0), 'block_rows must be at least 1')])
+    (dict(batch=0), 'batch must be at least 1')])
 def test_options_are_checked(options, message):
   with pytest.raises(ValueError, match=message):
     exact_device.build(vector_store.InMemory(np.eye(2)), **options)

@@ -437,10 +437,11 @@ def learner(name: str, config, mesh, shape) -> Program:
       flops=flops / 3, needed=once, must_send=gathered + summed, **common)
 
 
-def search(mesh, queries: int = 64, k: int = 10, most: int = 65_536) -> Program:
+def search(mesh, queries: int = 64, k: int = 10) -> Program:
   """Exact search among Wikipedia's passages in bfloat16."""
   mesh = jax.sharding.Mesh(mesh.devices.flatten(), ('rows',), axis_types=(
       jax.sharding.AxisType.Auto,))
+  most = exact_device.rows_per_block(WIKIPEDIA, [*mesh.devices.flat])
   blocks = math.ceil(WIKIPEDIA / mesh.size / most)
   block = math.ceil(WIKIPEDIA / mesh.size / blocks)
   given = lambda dims, dtype, *axes: jax.ShapeDtypeStruct(

@@ -31,7 +31,8 @@ _AXIS = 'rows'
 _FEW, _MANY = 4, 16  # more than _FEW batches are joined into calls of _MANY
 _GROUP = 128  # columns that share a maximum
 _PIECE = 8192  # rows that are sent at once: tensorstore reads these fastest
-_SEPARATE = 64  # most blocks of a device that are arrays of their own
+_BLOCK = 65_536  # rows
+_MOST_BLOCKS = 64  # of a GPU
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -40,7 +41,7 @@ def build(
     *,
     dtype: str = 'float32',
     batch: int = 64,
-    block_rows: int = 65_536,
+    block_rows: int = 0,
     devices: Sequence[jax.Device] | None = None,
     split: bool | None = None,
     separate: bool | None = None,
@@ -57,30 +58,29 @@ def build(
     batch: Number of queries per device call; smaller calls are padded, so that
       one program is compiled for each k. If there are many queries, a second
       program takes 16 times as many, since each call reads all rows.
-    block_rows: Number of rows that are compared at once.
+    block_rows: Number of rows that are compared at once. 0 leaves it to
+      `rows_per_block`.
     devices: Devices of this process. Default: all, but no more than there are
       blocks of rows.
     split: Whether queries are split into three bfloat16 vectors, for rows of
       bfloat16 or int8. Default: on all devices but CPUs.
     separate: Whether each block of rows is an array of its own. Default: on
-      GPUs, which would first copy a block out of a larger array, if a device
-      has at most 64 blocks. Each block adds to the time of compilation.
+      GPUs, which would first copy a block out of a larger array.
 
   Raises:
     ValueError: An option is out of range, or a value too large for the dtype.
   """
   vector_store.check_dtype('dtype', dtype)
-  for name, value in (('batch', batch), ('block_rows', block_rows)):
-    if value < 1:
-      raise ValueError(f'{name} must be at least 1, but is {value}. Give the '
-                       'number to compare at a time.')
+  if batch < 1:
+    raise ValueError(f'batch must be at least 1, but is {batch}. Give the '
+                     'number of queries to compare at a time.')
   if devices is None:
-    devices = jax.local_devices()[:-(-source.count // block_rows)]
+    devices = jax.local_devices()[:-(-source.count // (block_rows or _BLOCK))]
+  block_rows = block_rows or rows_per_block(source.count, devices)
   mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
   mean = source.mean if dtype != 'float32' else np.zeros(source.dim, np.float32)
   if separate is None:
-    separate = devices[0].platform == 'gpu' and (
-        source.count <= _SEPARATE * block_rows * len(devices))
+    separate = devices[0].platform == 'gpu'
   rows, scales = _place(source, mean, dtype, block_rows, mesh, separate)
   if split is None:
     split = devices[0].platform != 'cpu'
@@ -97,6 +97,17 @@ def build(
 
   return exact_host.Index('mesh', source.count, source.dim,
                           functools.partial(_in_batches, call, batch))
+
+
+def rows_per_block(count: int, devices: Sequence[jax.Device]) -> int:
+  """Returns the number of rows that a device compares at once.
+
+  Each block of a GPU is an array of its own, and adds to the time of
+  compilation. So there a device has at most 64 blocks, of more rows.
+  """
+  if devices[0].platform != 'gpu':
+    return _BLOCK
+  return max(_BLOCK, -(-count // (_MOST_BLOCKS * len(devices))))
 
 
 def _in_batches(call, batch: int, vectors: Float[np.ndarray, 'B D'], k: int):
