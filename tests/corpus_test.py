@@ -170,6 +170,9 @@ def test_line_breaks_and_marks_of_other_systems_are_read(
     ({'id': '7', 'title': float('nan'), 'text': 'a'}, Passage('7', '', 'a')),
     ({'docid': 'd1', 'title': 'T', 'text': 'a'}, Passage('d1', 'T', 'a')),
     ({'id': '0', 'contents': '"T"\na', 'title': 'x'}, Passage('0', 'T', 'a')),
+    ({'id': '0', 'contents': 'a b', 'title': 'x'}, Passage('0', 'x', 'a b')),
+    ({'id': '0', 'contents': '"x"', 'title': 'x'}, Passage('0', 'x', '')),
+    ({'id': '0', 'title': 'T\r\n', 'text': 'a'}, Passage('0', 'T', 'a')),
     ({'_id': '12', 'wikipedia_id': '12', 'wikipedia_title': 'T', 'text': [
         'T\n', 'a\n', 'Section::::B.\n'], 'anchors': [], 'categories': ''},
      Passage('12', 'T', 'T\na\nSection::::B.')),

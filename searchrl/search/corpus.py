@@ -226,18 +226,29 @@ def _is_quoted(title: str) -> bool:
   return len(title) > 1 and title[0] == title[-1] == '"'
 
 
+def _split(contents: str) -> tuple[str, str]:
+  """Returns title and text of contents, whose first line is the title."""
+  title, line_break, text = contents.partition('\n')
+  if line_break and _is_quoted(title):  # as `write` writes it
+    return title[1:-1], text
+  if '\r' in title:
+    contents = contents.replace('\r\n', '\n').replace('\r', '\n')
+  title, _, text = contents.removeprefix('\ufeff').partition('\n')
+  bare = title.strip()
+  return (bare[1:-1] if _is_quoted(bare) else title), text
+
+
 def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
   match record:
     case {'contents': str(contents)}:
-      title, line_break, text = contents.partition('\n')
-      if line_break and _is_quoted(title):  # as `write` writes it
-        return title[1:-1], text
-      if '\r' in title:
-        contents = contents.replace('\r\n', '\n').replace('\r', '\n')
-      title, _, text = contents.removeprefix('\ufeff').partition('\n')
-      bare = title.strip()
-      return (bare[1:-1] if _is_quoted(bare) else title), text
+      title, text = _split(contents)
+      other = record.get('title')
+      if isinstance(other, str) and not text and other.strip() not in (
+          '', title.strip()):  # the contents are a text of one line
+        return _title_and_text({'title': other, 'text': contents}, place)
+      return title, text
     case {'title': str(title), 'text': str(text)} if 'contents' not in record:
+      title = title.strip('\r\n')
       if '\n' in title:
         raise ValueError(f'title must be one line, but that of {place} is '
                          f'{title[:80]!r}. Join its lines.')
