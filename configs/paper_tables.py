@@ -38,9 +38,10 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
                     others['table'] or 'table2')), one_of=tables.names()),
       small=others['small'],  # size of the tiny bases; '': the paper's models
       runs='runs',  # folder of the runs
-      flags=() if others['small'] else (  # flags of each command
-          '--config.data.train=data/train.jsonl',
-          '--config.data.evaluate=data/test.jsonl',
+      # Flags of each command.
+      flags='' if others['small'] else (
+          '--config.data.train=data/train.jsonl '
+          '--config.data.evaluate=data/test.jsonl '
           '--config.search.corpus=data/wiki-18.jsonl'),
   )
   return config

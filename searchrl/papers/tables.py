@@ -27,6 +27,7 @@ import json
 import math
 import pathlib
 import re
+import shlex
 import sys
 import tomllib
 from typing import Any, NamedTuple
@@ -198,12 +199,11 @@ def _is_there(folder: str) -> bool:
   return bool(_table_of(place)) or (place / 'model').is_dir()
 
 
-def _to_run(commands: Sequence[tuple[str, str, str]], flags: Sequence[str]
-           ) -> str:
+def _to_run(commands: Sequence[tuple[str, str, str]], flags: str) -> str:
   """Returns the commands whose runs are not there, each once."""
   lines = [' \\\n    '.join((
       f'python -m searchrl.main --config=configs/{config}',
-      f'--workdir={folder}', *own.split(), *flags))
+      f'--workdir={folder}', *map(shlex.quote, (own + ' ' + flags).split())))
            for config, own, folder in dict.fromkeys(commands)]
   return 'To run:\n\n' + '\n'.join(lines) if lines else ''
 
