@@ -8,7 +8,7 @@ updates. Metrics are written at each step, and a checkpoint at some steps.
 `health.Health` decides what happens after a step that failed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import functools
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from searchrl.agent import statistics
+from searchrl.experiment import guards
 from searchrl.experiment import health as health_lib
 from searchrl.experiment import rollbacks
 from searchrl.experiment.build import Experiment
@@ -133,7 +134,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
          progress: Progress, writer: metrics.Writer,
          validate: Callable[[Any, int], float | None] = lambda *_: None
         ) -> tuple[Any, Progress]:
-  """Runs steps until the run is done.
+  """Runs steps until the run is done; returns the state and the progress.
 
   Args:
     experiment: Experiment that the config builds.
@@ -146,15 +147,11 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
       before the step is saved: what is restored has been validated. Returns a
       score, if it can.
 
-  Returns:
-    The state and the progress.
-
   Raises:
     Stopped: A signal ended the loop; what was done is saved.
-    ValueError: Too many steps taught nothing, and what was done is saved; or a
-      guard ends the run.
+    ValueError: Too many steps taught nothing, or a guard ends the run.
   """
-  options, timer = config.train, progress_lib.Timer(_SAID)
+  options, timer, stopping = config.train, progress_lib.Timer(_SAID), False
   with (signals.StopRequest(_log_stop) as stop,
         _progress_bar(progress, options) as show,
         rollouts(experiment, config) as source,
@@ -165,44 +162,33 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
     learning = with_lr_scale(experiment, config, progress)
     if progress.step:  # may have been the last step of an earlier call
       progress = health.validated(state, progress)
-    while not health_lib.is_done(progress, options):
+    while not (stopping or health_lib.is_done(progress, options)):
       health.begin_step(progress)
       with timer('step'):
         result = step(learning, config, source.take, state, progress, timer,
                       health.guards.skips)
-      state, progress = result.state, result.progress
-      values = result.metrics | _learning_rates(
-          config, learning, state, progress) | _throughput(
-              result.trajectories, timer.pop())
-      progress = health.count_silent(learning.algorithm, progress, values)
-      writer.write(progress.step, values)
-      _record(folder, result)
+      values = _measured(config, learning, result, timer.pop())
+      state, progress = result.state, health.count_silent(
+          learning.algorithm, result.progress, values)
+      _record(folder, writer, result, values)
       verdict = health.guards.verdict(progress, values)
       if verdict.rolls_back:
         source.restart()
         saver.wait()
         del result
         state = None  # makes room
-        health.roll_back(progress, verdict)
-        state, progress, learning = _after_rollback(
-            experiment, config, folder, health)
+        state, progress, learning = _rolled_back(
+            experiment, config, folder, health, progress, verdict)
         continue
-      best = progress.best
       progress = health.validated(
           state, health.guards.remember_collapse(progress, verdict))
       stopping = processes.stop_requested_anywhere(stop.is_requested)
-      if stopping or _is_due(progress, options, progress.best != best):
+      if stopping or _is_due(progress, options):
         with timer('checkpoint'):
           saver.save(progress.step, state, source.settled(progress).to_json(),
                      pinned=_pinned(progress, options))
       show(progress, values)
-      if stopping:
-        break
-  health_lib.check_not_silent(progress, options)
-  if not health_lib.is_done(progress, options):
-    raise signals.Stopped(
-        f'Stopped after step {progress.step}; everything is saved in {folder}. '
-        'Run the same command to go on.')
+  _check_done(progress, options, folder)
   return state, progress
 
 
@@ -279,18 +265,21 @@ def with_lr_scale(experiment: Experiment, config, progress: Progress
       experiment, learner=experiment.learner.with_lr_scale(scale))
 
 
-def _after_rollback(experiment: Experiment, config, folder: pathlib.Path,
-                    health: health_lib.Health
-                   ) -> tuple[Any, Progress, Experiment]:
+def _rolled_back(experiment: Experiment, config, folder: pathlib.Path,
+                 health: health_lib.Health, progress: Progress,
+                 verdict: guards.Verdict) -> tuple[Any, Progress, Experiment]:
   """Returns the restored state and progress, and the rescaled experiment."""
+  health.roll_back(progress, verdict)
   state, progress = restore(
       experiment, folder, keep=config.train.keep_checkpoints)
   health.forget_after(progress)
   return state, progress, with_lr_scale(experiment, config, progress)
 
 
-def _record(folder: pathlib.Path, result: StepResult) -> None:
-  """Writes the trajectories of a step, and what it learned from them."""
+def _record(folder: pathlib.Path, writer: metrics.Writer, result: StepResult,
+            values: dict[str, float]) -> None:
+  """Writes a step's metrics, its trajectories and what it learned from them."""
+  writer.write(result.progress.step, values)
   if not processes.is_first():
     return
   name = f'step_{result.progress.step:06d}.jsonl.gz'
@@ -318,8 +307,9 @@ def _progress_bar(progress: Progress, options: Any) -> Iterator[
         tokens_per_sec=values['perf/throughput'])
 
 
-def _is_due(progress: Progress, options: Any, is_best: bool) -> bool:
+def _is_due(progress: Progress, options: Any) -> bool:
   """Returns whether a step is saved."""
+  is_best = progress.best is not None and progress.best[0] == progress.step
   return (progress.step % options.checkpoint_every == 0
           or health_lib.is_done(progress, options)
           or health_lib.is_silent(progress, options)
@@ -340,13 +330,25 @@ def _log_stop() -> None:
                 'and lose it.')
 
 
-def _throughput(trajectories: Sequence[Trajectory], secs: dict[str, float]
-               ) -> dict[str, float]:
-  """Returns the seconds of the phases, and the rate of tokens."""
-  tokens = sum(len(t.tokens) for t in trajectories)
-  return secs | {'perf/total_num_tokens': tokens,
-                 'perf/throughput': tokens / secs['timing_s/step'],
-                 'perf/cpu_seconds': time.process_time()}
+def _check_done(progress: Progress, options: Any, folder: pathlib.Path
+               ) -> None:
+  """Raises an error if the steps ended too early; see `loop`."""
+  health_lib.check_not_silent(progress, options)
+  if not health_lib.is_done(progress, options):
+    raise signals.Stopped(
+        f'Stopped after step {progress.step}; everything is saved in {folder}. '
+        'Run the same command to go on.')
+
+
+def _measured(config, experiment: Experiment, result: StepResult,
+              secs: dict[str, float]) -> dict[str, float]:
+  """Returns a step's metrics, its learning rates, seconds and tokens."""
+  tokens = sum(len(t.tokens) for t in result.trajectories)
+  return result.metrics | _learning_rates(
+      config, experiment, result.state, result.progress) | secs | {
+          'perf/total_num_tokens': tokens,
+          'perf/throughput': tokens / secs['timing_s/step'],
+          'perf/cpu_seconds': time.process_time()}
 
 
 def _learning_rates(config, experiment: Experiment, state, progress: Progress

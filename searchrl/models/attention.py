@@ -193,27 +193,39 @@ def causal(
     sliding_window = None
   if implementation == 'xla':
     return _xla(q, k, v, segment_ids, sliding_window, block)
-  run = functools.partial(
-      splash_attention.packed, sliding_window=sliding_window, block=block,
-      interpret=interpret)
   if implementation in _CUDNN:
-    if segment_ids is None:
-      segment_ids, max_segments = jnp.ones(q.shape[:2], jnp.int32), 1
-    if max_segments is None:
-      raise ValueError('cudnn needs max_segments beside segment_ids.')
-    if implementation == 'cudnn_padded':
-      return cudnn_attention.padded(
-          q, k, v, segment_ids, max_segments=max_segments, longest=longest,
-          sliding_window=sliding_window)
-    run = functools.partial(
-        cudnn_attention.packed, sliding_window=sliding_window,
-        max_segments=max_segments)
-  if sharding is not None:
-    spec = PartitionSpec(*sharding.spec, *[None] * (4 - len(sharding.spec)))
-    run = jax.shard_map(
-        run, mesh=sharding.mesh, out_specs=spec, check_vma=False,
-        in_specs=(spec, spec, spec, PartitionSpec(spec[0], None)))
-  return run(q, k, v, segment_ids)
+    return _cudnn(q, k, v, segment_ids, max_segments, longest, sliding_window,
+                  implementation == 'cudnn', sharding)
+  return _on_shards(functools.partial(
+      splash_attention.packed, sliding_window=sliding_window, block=block,
+      interpret=interpret), sharding)(q, k, v, segment_ids)
+
+
+def _cudnn(q, k, v, segment_ids, max_segments, longest, sliding_window,
+           is_packed: bool, sharding):
+  """Returns attention of cuDNN. Rows without ids are one document each."""
+  if segment_ids is None:
+    segment_ids, max_segments = jnp.ones(q.shape[:2], jnp.int32), 1
+  if max_segments is None:
+    raise ValueError('cudnn needs max_segments beside segment_ids.')
+  if not is_packed:
+    return cudnn_attention.padded(
+        q, k, v, segment_ids, max_segments=max_segments, longest=longest,
+        sliding_window=sliding_window)
+  return _on_shards(functools.partial(
+      cudnn_attention.packed, sliding_window=sliding_window,
+      max_segments=max_segments), sharding)(q, k, v, segment_ids)
+
+
+def _on_shards(attend: Callable[..., Array], sharding: NamedSharding | None
+              ) -> Callable[..., Array]:
+  """Returns attention that runs on each device's part of q, k, v and ids."""
+  if sharding is None:
+    return attend
+  spec = PartitionSpec(*sharding.spec, *[None] * (4 - len(sharding.spec)))
+  return jax.shard_map(
+      attend, mesh=sharding.mesh, out_specs=spec, check_vma=False,
+      in_specs=(spec, spec, spec, PartitionSpec(spec[0], None)))
 
 
 def _check(q, k, implementation: str, block: int | None) -> None:

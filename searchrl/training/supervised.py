@@ -104,15 +104,14 @@ def fit(
     folder: Directory of the checkpoints.
     steps: Number of updates.
     save_every: Number of updates from one checkpoint to the next.
-    validation: Loss on held-out data, and the updates after which it is
-      computed.
+    validation: Loss on held-out data, and when it is computed.
     writer: Writer that gets the metrics of each update, as sft/<name>.
     progress: Flag that shows a progress bar on stderr.
 
   Returns:
     The last state and the record. The record has steps, tokens, CPU seconds,
-    each metric's means from one checkpoint to the next, 'last_loss', the loss of
-    the last update, and 'validation', a list of [step, loss].
+    each metric's means between checkpoints, 'last_loss', the loss of the last
+    update, and 'validation', a list of [step, loss].
 
   Raises:
     Stopped: A signal stopped the training early.
@@ -124,37 +123,18 @@ def fit(
   writer.truncate(record['steps'] or -1)
   if not record['steps']:
     writer.write(0, _validated(validation, state, record, steps))
-  clock, stopping = time.process_time(), False
-  latest: Metrics = {}
-  with (signals.StopRequest(_say_stop) as stop, contextlib.closing(
-      progress_lib.ProgressBar(
-          steps, record['steps'], enabled=progress and processes.is_first(),
-          unit='update')) as bar):
-    first = record['steps']
+  first, clock, stopping = record['steps'], time.process_time(), False
+  with (signals.StopRequest(_say_stop) as stop,
+        _progress_bar(record, steps, progress) as show):
     while record['steps'] < steps and not stopping:
-      batch, tokens = batch_of(record['steps'])
-      with progress_lib.phase(
-          'updating' if record['steps'] > first else
-          'First update, which compiles', quiet=record['steps'] > first):
-        state, values = update(state, batch)
-      bar.update(None, **{name: float(x) for name, x in latest.items()})
-      # Shown after the next update, so that the host need not wait for it now.
-      latest = {'loss': values['loss']}
-      record['recent'].append(values)
-      record['steps'] += 1
-      record['tokens'] += tokens
-      writer.write(record['steps'], {
-          'sft/tokens': tokens,
-          **{f'sft/{name}': value for name, value in values.items()},
-          **_validated(validation, state, record, steps)})
+      state, metrics = _updated(update, state, batch_of, record, first)
+      show(metrics)
+      writer.write(record['steps'], metrics | _validated(
+          validation, state, record, steps))
       stopping = processes.stop_requested_anywhere(stop.is_requested)
       whole = record['steps'] % save_every == 0 or record['steps'] == steps
       if whole or stopping:
-        record['cpu_seconds'] += time.process_time() - clock
-        clock = time.process_time()
-        _check_finite(record)
-        _add_means(record, whole)
-        checkpoint.save(folder, record['steps'], state, record)
+        clock = _save(folder, state, record, whole, clock)
   if record['steps'] < steps:
     raise signals.Stopped(
         f'Stopped after update {record["steps"]}; everything is saved in '
@@ -173,6 +153,25 @@ def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
   return state, record
 
 
+def _updated(update: Update, state: Any,
+             batch_of: Callable[[int], tuple[Any, int]],
+             record: dict[str, Any], first: int) -> tuple[Any, Metrics]:
+  """Returns the state after the next update, and its metrics as sft/<name>.
+
+  The record grows. `first` is the step whose update compiles.
+  """
+  batch, tokens = batch_of(record['steps'])
+  with progress_lib.phase(
+      'updating' if record['steps'] > first else
+      'First update, which compiles', quiet=record['steps'] > first):
+    state, values = update(state, batch)
+  record['recent'].append(values)
+  record['steps'] += 1
+  record['tokens'] += tokens
+  return state, {'sft/tokens': tokens} | {
+      f'sft/{name}': value for name, value in values.items()}
+
+
 def _validated(validation: Validation | None, state: Any,
                record: dict[str, Any], steps: int) -> dict[str, float]:
   """Returns the validation's metric if it is due, and records it."""
@@ -182,6 +181,38 @@ def _validated(validation: Validation | None, state: Any,
     loss = validation.loss(state)
   record.setdefault('validation', []).append([record['steps'], loss])
   return {'sft/val_loss': loss}
+
+
+@contextlib.contextmanager
+def _progress_bar(record: Mapping[str, Any], steps: int, enabled: bool
+                 ) -> Iterator[Callable[[Metrics], None]]:
+  """Shows a bar on the first process; yields a function that moves it.
+
+  The bar shows the loss of the update before, so that the host need not wait
+  for this one.
+  """
+  latest: Metrics = {}
+  with contextlib.closing(progress_lib.ProgressBar(
+      steps, record['steps'], enabled=enabled and processes.is_first(),
+      unit='update')) as bar:
+
+    def show(metrics: Metrics) -> None:
+      nonlocal latest
+      bar.update(None, **{name: float(x) for name, x in latest.items()})
+      latest = {'loss': metrics['sft/loss']}
+
+    yield show
+
+
+def _save(folder: pathlib.Path, state: Any, record: dict[str, Any],
+          whole: bool, clock: float) -> float:
+  """Saves the state and the record, and returns the CPU clock at this time."""
+  now = time.process_time()
+  record['cpu_seconds'] += now - clock
+  _check_finite(record)
+  _add_means(record, whole)
+  checkpoint.save(folder, record['steps'], state, record)
+  return now
 
 
 def _check_finite(record: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ import collections
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
-import functools
 import hashlib
 from typing import Any
 
@@ -127,41 +126,24 @@ class Engine:
           'rollout.max_num_seqs must be at least 1 and rollout.max_length at '
           f'least 2, but they are {slots} and {length}.')
     self.slots, self.length, self.attention = slots, length, attention
-    self._cache_tokens = cache_tokens
-    read = shardings and shardings(())
-    platform = read.mesh.devices.flat[0].platform if read else (
-        jax.default_backend())
-    self._tile = tile or (32 if platform == 'cpu' else 128)
+    self._cache_tokens, self._phase = cache_tokens, phase
+    self._layout = layout = layouts.over_devices(
+        attention, config, slots=slots, length=length, block=block, parts=parts,
+        cache_tokens=cache_tokens, shardings=shardings)
+    self._tile = tile or (
+        32 if layouts.platform_of(shardings) == 'cpu' else 128)
     self._tiles = tuple(sorted(tiles))
-    # A slot of at most two blocks is cheaper to read whole. Kernels take blocks
-    # of a multiple of 16 tokens.
-    whole = length if attention == 'xla' else -(-length // 16) * 16
-    block = block if length > 2 * block else whole
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
-    # Programs return slots with the sharding of their input. They return
-    # samples in a sharding that every process can read.
     self._copies = copies = kv_cache.copies(shardings)
-    self._layout = layout = layouts.make(
-        attention, config, slots=slots // copies, length=length, block=block,
-        parts=min(parts, slots // copies) if block < length else 1,
-        pages=cache_tokens // copies // block, platform=platform)
-    if cache_tokens and not layout.has_pages:
-      raise ValueError(
-          'rollout.cache_tokens is of a cache with pages, which attention '
-          f"'ragged' on TPUs reads, but it is {attention!r}. Set it to 0.")
-    if shardings:
-      self._layout = layout = kv_cache.sharded(layout, shardings)
-    held = shardings and shardings(programs.logical_axes(config, layout))
-    self._state = jax.jit(
-        functools.partial(programs.empty, config, layout, copies, dtype),
-        out_shardings=held)()
+    self._state, self._programs = programs.jitted(
+        config, layout, copies, dtype, steps=steps, patience=patience,
+        ordered=ordered, shardings=shardings)
     any_rows = layout.any_rows and copies == 1
     # A decode may compute fewer rows if the products still round alike.
     self._rows = [slots * n // 8 for n in _EIGHTHS
                   if slots * n // 8 >= ONE_KIND and any_rows] or [slots]
     self._few_rows = [n for n in few_rows if n < self._rows[0] and any_rows]
     self._needed: set[tuple[Any, ...]] = set()  # shapes needed so far
-    self._phase = phase
     self._forget()
     self._params: Params = None
     self._waiting: Params = None  # params that `compile` will convert
@@ -174,19 +156,9 @@ class Engine:
     self.copied_tokens = 0  # prompt tokens copied from another slot
     self.decoded_tokens = 0  # sampled tokens
     self.slot_steps = 0  # rows computed, summed over decode steps
-    self._place = ordered(jax.jit(lambda table: table, out_shardings=read))
+    self._place = ordered(jax.jit(
+        lambda table: table, out_shardings=shardings and shardings(())))
     self._own_stops = self._stops = self.placed(stop_table)
-    model = dict(config=config, layout=layout)
-    self._programs: dict[str, Callable[..., Any]] = dict(
-        unstacked=jax.jit(functools.partial(programs.unstacked, dtype=dtype)),
-        append=_jit(programs.append, held, **model),
-        copy=_jit(programs.copy, held, layout=layout),
-        begin=_jit(programs.begin, held),
-        release=_jit(programs.release, held),
-        decode=_jit(programs.decode, shardings and (held, read), **model,
-                    steps=steps, patience=patience))
-    self._programs = {
-        name: ordered(program) for name, program in self._programs.items()}
 
   def _forget(self) -> None:
     """Empties all slots."""
@@ -441,10 +413,3 @@ class Engine:
     for slot in range(self.slots):
       self.release(slot)
     self._decoding.clear()
-
-
-def _jit(program: Callable[..., Any], shardings: Any, **options: Any
-        ) -> Callable[..., Any]:
-  """Returns a program of one engine, which takes over the engine's state."""
-  return jax.jit(functools.partial(program, **options), donate_argnames='state',
-                 out_shardings=shardings)

@@ -12,6 +12,7 @@ Each implementation has the cache layout that it reads. `resolve` chooses one
 and runs its `self_test`.
 """
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from searchrl.models import kernel_checks
 from searchrl.models.inference import kv_blocks
+from searchrl.models.inference import kv_cache
 from searchrl.models.inference import kv_pages
 from searchrl.models.inference.kv_cache import Layout, Tiles
 from searchrl.models.transformer import TransformerConfig
@@ -69,6 +71,40 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
       **options, parts=1, heads_outside=False,
       token_kernel=implementation.split('+')[0],
       tile_kernel='triton' if 'triton' in implementation else '')
+
+
+def over_devices(
+    implementation: str, config: TransformerConfig, *, slots: int, length: int,
+    block: int, parts: int, cache_tokens: int,
+    shardings: Callable[[Any], Any] | None,
+) -> Layout:
+  """Returns the cache layout of an engine, whose slots devices may share.
+
+  The arguments are those of `Engine`: numbers of all devices together.
+
+  Raises:
+    ValueError: cache_tokens is set for a layout without pages.
+  """
+  # A slot of at most two blocks is cheaper to read whole. Kernels take blocks
+  # of a multiple of 16 tokens.
+  whole = length if implementation == 'xla' else -(-length // 16) * 16
+  block = block if length > 2 * block else whole
+  copies = kv_cache.copies(shardings)
+  layout = make(
+      implementation, config, slots=slots // copies, length=length, block=block,
+      parts=min(parts, slots // copies) if block < length else 1,
+      pages=cache_tokens // copies // block, platform=platform_of(shardings))
+  if cache_tokens and not layout.has_pages:
+    raise ValueError(
+        'rollout.cache_tokens is of a cache with pages, which attention '
+        f"'ragged' on TPUs reads, but it is {implementation!r}. Set it to 0.")
+  return kv_cache.sharded(layout, shardings) if shardings else layout
+
+
+def platform_of(shardings: Callable[[Any], Any] | None) -> str:
+  """Returns the platform of an engine's devices."""
+  return shardings(()).mesh.devices.flat[0].platform if shardings else (
+      jax.default_backend())
 
 
 def choose(platform: str, dtype: Any, config: TransformerConfig

@@ -16,6 +16,7 @@ numbers of a row depend on this row alone: no product's shape depends on the
 other rows, and a block that a row does not see adds exact zeros.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -277,3 +278,32 @@ def _layers(params, tokens, positions, cache, tiles: Tiles, config, layout):
         lambda q, k, v, layer=layer: layout.attend(layer, q, k, v, tiles))
     new.append(layer)
   return x, tuple(new)
+
+
+def jitted(
+    config: TransformerConfig, layout: Layout, copies: int, dtype: Any, *,
+    steps: int, patience: int, ordered: Callable[[Any], Any],
+    shardings: Callable[[Any], Any] | None,
+) -> tuple[State, dict[str, Callable[..., Any]]]:
+  """Returns the empty slots of an engine, and its programs by name.
+
+  Programs return slots with the sharding of their input. They return samples in
+  a sharding that every process can read. The arguments are those of `Engine`.
+  """
+  read = shardings and shardings(())
+  held = shardings and shardings(logical_axes(config, layout))
+  state = jax.jit(functools.partial(empty, config, layout, copies, dtype),
+                  out_shardings=held)()
+
+  def jit(program, shardings=held, **options):
+    return ordered(jax.jit(
+        functools.partial(program, **options), donate_argnames='state',
+        out_shardings=shardings))
+
+  model = dict(config=config, layout=layout)
+  return state, dict(
+      unstacked=ordered(jax.jit(functools.partial(unstacked, dtype=dtype))),
+      append=jit(append, **model), copy=jit(copy, layout=layout),
+      begin=jit(begin), release=jit(release),
+      decode=jit(decode, shardings and (held, read), **model, steps=steps,
+                 patience=patience))
