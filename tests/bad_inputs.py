@@ -329,8 +329,9 @@ ENGINES = (
     _field('search.engine=simulated', 'papers.zerosearch.simulated:make'),
     _row('grpo:smoke "--config.search.options={\'encodr\': \'tiny_e5\'}"',
          "'encodr'", 'Did you mean encoder?'),
-    _row('grpo:smoke --config.search.engine=bm25', "those of 'bm25'",
-         "'backend' is given"),
+    _row('grpo:smoke --config.search.engine=bm25 '
+         '"--config.search.options={\'dim\': 64}"', "those of 'bm25'",
+         "'dim' is given"),
     _row(f'{ONE_STEP} "--config.search.options={{\'k1\': \'a\'}}"',
          "those of 'bm25'", "'a'", device=True),
     _row('grpo:smoke "--config.search.options={\'encoder\': \'none_such\'}"',

@@ -267,6 +267,14 @@ def test_bm25_searches_an_own_corpus_unless_an_engine_is_set(
   assert old.search == config.search
 
 
+def test_options_of_the_shipped_encoder_stay_with_it_alone():
+  for engine, options in (('my:make', {}), ('bm25', {}), ('bm25', {'k1': 1.0})):
+    config = flagged(grpo.get_config('smoke'), search__engine=engine, **(
+        {'search__options': options} if options else {}))
+    found = model_defaults.resolved(config).search
+    assert (found.engine, found.options.to_dict()) == (engine, options)
+
+
 def test_passages_are_sampled_from_the_whole_file(tmp_path):
   corpora.write(tmp_path / 'c.jsonl', [
       Passage(str(n), f'Title {n}', 'text') for n in range(1000)])

@@ -159,10 +159,14 @@ def named_dialogue(config, folder: pathlib.Path) -> str:
 def _set_engine(config, folder: pathlib.Path | None) -> None:
   """Makes BM25 the default engine of a corpus file.
 
-  A run that has begun keeps what it has recorded.
+  A run that has begun keeps what it has recorded. The options of the shipped
+  encoder do not stay with another engine.
   """
   search = config.get('search', {})
   engine = dict(rules.unset(config)).get('search.engine')
+  if search and search.engine != 'dense' and (
+      search.options.to_dict() == _SHIPPED):
+    search.options = {}
   past = policy.recorded(folder) if folder else {}
   if engine is None or not search.corpus or (
       search.options.to_dict() not in ({}, _SHIPPED)) or (

@@ -68,8 +68,8 @@ def show(config, tokens: bool, example: str = '',
     raise ValueError(
         'a prompt is shown of a config with a model, a dialogue and a rollout, '
         'but this one lacks some of them. Choose one of the recipes.')
-  config_checks.check(config)
   config = run_defaults.complete(config, *run_defaults.run_of(config), folder)
+  config_checks.check(config)
   model, budgets = policy.folder_of(config), policy.budgets_of(config)
   dialogue, tokenizer = model.dialogue, model.tokenizer
   question, passages = _sample(config, budgets.top_k)
