@@ -63,7 +63,7 @@ def test_a_short_form_is_its_pairs(recipe, short, pairs):
 @pytest.mark.parametrize('recipe, text', [
     ('zerosearch', 'writer=tuned,model=qwen3-4b'),
     ('evaluate_simulator', 'oracle/qwen3-4b'),
-    ('drzero', 'study/qwen3-4b'), ('sft', 'qwen3-4b'),
+    ('drzero', 'study/qwen3-4b'), ('sft', 'study/qwen3-4b'),
     ('finetune_simulator', 'stress_1')])
 def test_a_key_that_a_config_does_not_take_is_refused(recipe, text):
   with pytest.raises(ValueError, match='The text after the config'):

@@ -497,7 +497,7 @@ JOBS = (
     _row(f'{INDEX}--config.store.shard_rows=0', 'shard_rows'),
     _row(f'{INDEX}--config.ngrams.dim=0', 'at least 1'),
     _row('sft:smoke --config.data.train=/no.jsonl', '/no.jsonl is not a file'),
-    _row('sft:smoke --config.data.train={d}/good.jsonl', 'good.jsonl, line 1',
+    _row('sft:smoke --config.data.train={d}/corpus.jsonl', 'corpus.jsonl, line 1',
          'prompt'),
     _row('sft:smoke --config.data.train={d}/brackets.jsonl', 'line 1',
          'RecursionError'),

@@ -14,6 +14,9 @@ import pytest
 from safetensors import numpy as safetensors
 import transformers
 
+from searchrl.agent import chat
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import prompts
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import conversations
 from searchrl.experiment import policy
@@ -23,6 +26,7 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.training import supervised
 import loopback
+import question_files_test
 
 PATIENCE = 300  # seconds; the machine may do much else
 QUIET = ('--config.train.tensorboard=False', '--config.train.progress=False',
@@ -184,13 +188,41 @@ def test_a_split_is_seeded_and_puts_a_share_aside():
     finetune.split(found, 0.01, seed=1)
 
 
+@pytest.mark.parametrize('templates, mark', [('plain', True), ('laptop', False)])
+@pytest.mark.parametrize('suffix', ['jsonl', 'parquet'])
+def test_questions_are_answered_as_the_method_direct_is_judged(
+    templates, mark, suffix, tmp_path):
+  tokenizer = tokenizers.load(str(policy.TINY_BASE))
+  rows = [{'id': str(n), 'question': f'what is the river of City {n}',
+           'golden_answers': [f'River {n}', 'other']} for n in range(2)]
+  path = tmp_path / f'nq.{suffix}'
+  (question_files_test.write if suffix == 'jsonl' else
+   question_files_test.write_parquet)(path, rows)
+  config = sft.get_config()
+  config.data.update(prompts=templates, question_mark=mark)
+  first, second = finetune.read(
+      str(path), 'data.train', tokenizer, config.data)
+  dialogue = prompts.framed(tokenizer, prompts.SETS[templates]['direct'])
+  opening = dialogues.opening(
+      dialogue, 'what is the river of City 0' + '?' * mark, tokenizer)
+  assert first.ids[:len(opening)] == opening
+  assert not any(first.trained[:len(opening)])
+  assert all(first.trained[len(opening):])
+  written = first.ids[len(opening):]
+  assert tokenizer.decode(written[:-1]) == '<answer> River 0 </answer>'
+  assert written[-1] in chat.ends(tokenizer)
+  assert dialogue.parse(tokenizer.decode(written[:-1])).texts == ('River 0',)
+  assert 'River 1' in tokenizer.decode(second.ids)
+
+
 def test_too_long_conversations_are_counted_and_all_of_them_refused(
     tmp_path, capsys):
   tokenizer = tokenizers.load(str(policy.TINY_BASE))
   path = tmp_path / 'my.jsonl'
   path.write_text('\n'.join(json.dumps({
       'prompt': 'word ' * n, 'completion': 'x'}) for n in (1, 100, 2)))
-  encoded = finetune.read(str(path), 'data.train', tokenizer)
+  encoded = finetune.read(
+      str(path), 'data.train', tokenizer, sft.get_config().data)
   kept = finetune.documents(encoded, str(path), 'data.train', 50)
   assert len(kept) == 2 and max(len(x.ids) for x in kept) <= 50
   assert '1 of 3 conversations of ' in capsys.readouterr().err
@@ -253,5 +285,6 @@ def test_missing_files_and_sizes_are_named(tmp_path):
   config.data.validation = str(tmp_path / 'none.jsonl')
   with pytest.raises(FileNotFoundError, match='data.validation must be a js'):
     finetune.run(config, str(tmp_path / 'run'))
-  with pytest.raises(ValueError, match='size=laptop.smoke, but is .huge'):
+  with pytest.raises(ValueError, match=(
+      'size=laptop.smoke, model=NAME, but is .huge')):
     sft.get_config('huge')

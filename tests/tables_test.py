@@ -51,8 +51,8 @@ def test_every_command_of_a_table_names_a_config(name, small):
           role = made.get('solver', made)  # a run, or Dr. Zero's
           instruct = MODELS.get(f'{model}-instruct', MODELS[model])
           assert role.model.path in {MODELS[model].hub_id, instruct.hub_id}
-        if source.method:
-          assert source.method in made.evaluate.methods
+      if source.method:
+        assert source.method in made.evaluate.methods  # of the last command
   assert not small or {*ways} <= {*table['rows']}
 
 
@@ -125,7 +125,14 @@ def test_a_job_prints_what_is_there_and_the_commands_of_the_rest(
   commands = text.partition('To run:')[2]
   assert 'methods/qwen2.5-7b-instruct' not in commands  # it is there
   assert commands.count('methods/qwen2.5-3b-instruct') == 1  # for five rows
-  assert '--config.data.train=data/train.jsonl' in commands
+  tune, = (lines for lines in commands.split('python -m searchrl.main ')
+           if 'configs/sft.py:qwen2.5-3b ' in lines)
+  assert tune.split() == [
+      '--config=configs/sft.py:qwen2.5-3b', '\\',
+      f'--workdir={tmp_path}/sft-qwen2.5-3b', '\\',
+      '--config.data.train=data/train.jsonl']
+  assert f'''--config.model.path={tmp_path}/sft-qwen2.5-3b/model \\
+    '--config.evaluate.order=('"'"'direct'"'"',)' ''' in commands
   cells = json.loads((tmp_path / 'out/table.json').read_text())
   assert len(cells) == 3 * 10 * 8
   assert '<td>0.140</td>' in (tmp_path / 'out/table.html').read_text()

@@ -98,7 +98,7 @@ def _file(part: str, text: str, field: str) -> File:
 def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
   """Returns the files with questions in a directory, named by their stems."""
   paths = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES))
-  files = [File(path, stem(path)) for path in paths if _has_questions(path)]
+  files = [File(path, stem(path)) for path in paths if has_questions(path)]
   if not files:
     raise FileNotFoundError(
         f'{field} must be a file, or a folder of .jsonl and .parquet files '
@@ -108,8 +108,10 @@ def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
   return files
 
 
-def _has_questions(file: pathlib.Path) -> bool:
+def has_questions(file: pathlib.Path) -> bool:
   """Returns whether a file's rows have questions; those of a corpus do not."""
+  if file.suffix in _SEPARATORS:
+    return True  # nothing else is read from such a table
   if file.suffix == '.parquet':
     names = _parquet(file).schema_arrow.names
     return bool({*names} & {*_COLUMNS['question']}

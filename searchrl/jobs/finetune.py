@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised fine-tuning of a language model on conversations.
+"""Supervised fine-tuning of a language model on conversations or questions.
 
 A killed run continues from its newest checkpoint, with the same result.
 """
@@ -17,9 +17,13 @@ from typing import Any
 import numpy as np
 
 from searchrl.agent import chat
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent import prompts
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import transcripts
 from searchrl.data import conversations
+from searchrl.data import question_files
+from searchrl.data import questions as questions_lib
 from searchrl.data import world_demonstrations
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
@@ -38,6 +42,7 @@ from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
 from searchrl.training import supervised
 from searchrl.training.supervised import Document
+from searchrl.trajectory import Segment
 
 _FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
          'train.save_every', 'train.progress', 'train.tensorboard',
@@ -80,7 +85,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   directory = workdirs.Workdir(folder, config, _FREE)
   directory.check()
   files = data_files(config, folder / 'data', tokenizer)
-  transcribed = {name: read(file, f'data.{name}', tokenizer)
+  transcribed = {name: read(file, f'data.{name}', tokenizer, config.data)
                  for name, file in files.items()}
   model_defaults.follow_in_tuning(unset, config, shape, max(
       (len(x.ids) for rows in transcribed.values() for x in rows), default=0))
@@ -181,20 +186,36 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   return files
 
 
-def read(path: str, field: str, tokenizer) -> list[transcripts.Transcript]:
-  """Returns the conversations of a jsonl file; see `data.conversations`.
+def read(path: str, field: str, tokenizer, options: Any
+        ) -> list[transcripts.Transcript]:
+  """Returns the conversations of a file, or its questions with their answers.
+
+  A question is read and its first gold answer written as by the method Direct
+  of an evaluation: closed-book, which is Search-R1's fine-tuning.
 
   Args:
-    path: Path of the file.
+    path: Path of the file; see `data.conversations` and `data.questions`.
     field: Config field that names the file.
     tokenizer: Tokenizer of the model.
+    options: `config.data`, whose `prompts` and `question_mark` are for questions.
 
   Raises:
     FileNotFoundError, ValueError: The file cannot be used.
   """
+  file = pathlib.Path(path)
   with progress.phase(f'Reading {path}'):
-    return [_encode(conversation, tokenizer)
-            for conversation in conversations.read(path, field=field)]
+    if not file.is_file() or not question_files.has_questions(file):
+      return [_encode(conversation, tokenizer)
+              for conversation in conversations.read(path, field=field)]
+    dialogue = prompts.framed(
+        tokenizer, prompts.SETS[options.prompts]['direct'])
+    return [transcripts.of_segments((
+        Segment('', False, ids=dialogues.opening(
+            dialogue, question.text, tokenizer)),
+        Segment(f'<answer> {question.answers[0]} </answer>', True,
+                special=False)), tokenizer, ends=True)
+            for question in questions_lib.read(
+                file, question_mark=options.question_mark)]
 
 
 def documents(encoded: Sequence[transcripts.Transcript], path: str, field: str,

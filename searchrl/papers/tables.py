@@ -201,10 +201,13 @@ def _is_there(folder: str) -> bool:
 
 def _to_run(commands: Sequence[tuple[str, str, str]], flags: str) -> str:
   """Returns the commands whose runs are not there, each once."""
-  lines = [' \\\n    '.join((
-      f'python -m searchrl.main --config=configs/{config}',
-      f'--workdir={folder}', *map(shlex.quote, (own + ' ' + flags).split())))
-           for config, own, folder in dict.fromkeys(commands)]
+  lines = []
+  for config, own, folder in dict.fromkeys(commands):
+    shared = [flag for flag in flags.split() if config[:4] != 'sft.' or (
+        flag.startswith('--config.data.train='))]  # it reads nothing else
+    lines.append(' \\\n    '.join((
+        f'python -m searchrl.main --config=configs/{config}',
+        f'--workdir={folder}', *map(shlex.quote, [*own.split(), *shared]))))
   return 'To run:\n\n' + '\n'.join(lines) if lines else ''
 
 
