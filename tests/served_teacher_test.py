@@ -57,6 +57,22 @@ def test_right_answers_of_a_teacher_are_kept(data, tmp_path, capsys):
   assert '12 have a lower reward' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('url, proxy', [
+    ('https://api.invalid/v1', 'http://proxy:1'), ('http://10.0.0.1/v1', ''),
+    ('https://inside.invalid/v1', '')])
+def test_a_teacher_of_the_web_is_called_through_the_proxy(
+    url, proxy, monkeypatch):
+  monkeypatch.setenv('HTTPS_PROXY', 'http://proxy:1')
+  monkeypatch.setenv('HTTP_PROXY', 'http://proxy:1')
+  monkeypatch.setenv('NO_PROXY', 'inside.invalid')
+  calls = []
+  monkeypatch.setattr(served_teacher.transport, 'posting_json',
+                      lambda urls, **options: calls.append((urls, options)))
+  served_teacher.Teacher(dialogues.tags(), tiny.Tokenizer(), url=url, **OPTIONS)
+  (urls, options), = calls
+  assert (urls, options['proxy']) == ((url,), proxy)
+
+
 def test_a_failing_teacher_is_asked_again_and_then_an_error(data, tmp_path):
   config = demonstrate_test.config(
       data, demonstrate_test.TINY, source='teacher', hops=(1,), count=1)

@@ -10,6 +10,7 @@ import faulty
 import pytest
 import tiny
 
+from searchrl.search.remote import http_request
 from searchrl.search.remote import transport
 from searchrl.search.remote import web
 from searchrl.search.remote import wire
@@ -209,6 +210,10 @@ def test_the_web_is_searched_through_the_proxy(monkeypatch):
         (server.url,), transport.RetryPolicy(**QUICK), response_bytes=2**20,
         headers={})  # as /retrieve: no proxy, whatever the environment has
     assert plain.call(lambda body: body, fields={'q': 'a'})
+  monkeypatch.setenv('ALL_PROXY', 'all:2')
+  assert [http_request.environment_proxy(f'{scheme}://a.invalid')
+          for scheme in ('http', 'https')] == [
+              'http://127.0.0.1:9', 'http://all:2']
 
 
 def test_a_proxy_of_another_kind_is_refused(monkeypatch):

@@ -12,6 +12,7 @@ from typing import Any
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent.dialogue import Dialogue
+from searchrl.search.remote import http_request
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
 from searchrl.search.remote.wire import Malformed
@@ -30,6 +31,7 @@ class Teacher:
     dialogue: The protocol, whose forms a system message shows.
     tokenizer: Tokenizer of the policy, in whose tokens passages were cut.
     url: Complete address, such as 'http://127.0.0.1:8001/v1/chat/completions'.
+      One that begins with https is called through the environment's proxy.
     model: Name of the model on the server.
     temperature: Sampling temperature.
     max_tokens: Largest number of the teacher's tokens per turn.
@@ -54,7 +56,10 @@ class Teacher:
                         max_tokens=max_tokens, stop=list(dialogue.stop_strings))
     self._calls = transport.posting_json(
         (url,), token_env=token_env, response_bytes=_RESPONSE_BYTES,
-        wiring=wiring, **({'failures': _ENDLESS} | retries))
+        wiring=wiring, proxy=(
+            http_request.environment_proxy(url)
+            if url.startswith('https:') else ''),
+        **({'failures': _ENDLESS} | retries))
 
   def __call__(self, request: Request, turns: Sequence[Turn]) -> str:
     """Returns the text of the next turn, up to the tag that ends it.

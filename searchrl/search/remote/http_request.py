@@ -115,11 +115,12 @@ class Client:
 
 
 def environment_proxy(url: str) -> str:
-  """Returns the proxy of HTTPS_PROXY or HTTP_PROXY, or '' by NO_PROXY."""
+  """Returns HTTPS_PROXY, HTTP_PROXY or ALL_PROXY, or '' by NO_PROXY."""
   parts = urllib.parse.urlsplit(url)
   if urllib.request.proxy_bypass(parts.netloc.rpartition('@')[2]):
     return ''
-  proxy = urllib.request.getproxies().get(parts.scheme, '')
+  proxies = urllib.request.getproxies()
+  proxy = proxies.get(parts.scheme) or proxies.get('all', '')
   return f'http://{proxy}' if proxy and '://' not in proxy else proxy
 
 

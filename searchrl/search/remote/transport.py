@@ -312,7 +312,7 @@ class Transport:
 
 
 def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
-                 wiring: Mapping[str, Any] | None,
+                 wiring: Mapping[str, Any] | None, proxy: str = '',
                  **retries: Any) -> Transport:
   """Returns a Transport that sends JSON, with a bearer token if one is named.
 
@@ -322,6 +322,7 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
       token; '': none is sent.
     response_bytes: Largest size of a response; a longer one is an error.
     wiring: The clock, sleep and warn of `Transport`; for tests.
+    proxy: Address of the proxy; '' for none.
     **retries: Fields of `RetryPolicy`.
 
   Raises:
@@ -334,7 +335,7 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
     headers['Authorization'] = f'Bearer {token}'
   return Transport(
       urls, RetryPolicy(**retries), response_bytes=response_bytes,
-      headers=headers, **(wiring or {}))
+      headers=headers, proxy=proxy, **(wiring or {}))
 
 
 def check_least(least: int, **options: float) -> None:

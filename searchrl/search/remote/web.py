@@ -130,7 +130,7 @@ def web(
     tape: Path of a jsonl file; '' in live mode.
     connections: Largest number of simultaneous requests.
     proxy: Address of an HTTP proxy; '' for that of the environment
-      (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), 'none' for no proxy.
+      (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY), 'none' for no proxy.
     wiring: The clock, sleep and warn of `transport.Transport`; for tests.
     **retries: Fields of `transport.RetryPolicy`.
 
