@@ -23,8 +23,10 @@ them under their paths on the hub, as in nq/train.jsonl (.jsonl, .jsonl.gz or
 The numbers of rows are compared with the published ones. Rows and digests are
 printed, and are in data/prepared.json. After a kill, the same command goes on.
 
-Hardware: 1 CPU core, 20 GB of disk. Time: not yet measured at this size.
-Result: not yet measured; tests read small files of the same schemas.
+Hardware: a CPU core of a shared machine, 20 GB of disk. Time: 26 CPU
+microseconds a passage (of 200,000 made-up ones), so 9 minutes for wiki-18, and
+the download. Result: not yet measured on the published files; tests read small
+ones of the same schemas.
 """
 
 import ml_collections

@@ -132,12 +132,25 @@ def test_a_job_prints_what_is_there_and_the_commands_of_the_rest(
       f'--workdir={tmp_path}/sft-qwen2.5-3b', '\\',
       '--config.data.train=data/train.jsonl']
   assert f'''--config.model.path={tmp_path}/sft-qwen2.5-3b/model \\
-    '--config.evaluate.order=('"'"'direct'"'"',)' ''' in commands
+    '--config.evaluate.order=('"'"'direct'"'"',)'
+''' in commands
   cells = json.loads((tmp_path / 'out/table.json').read_text())
   assert len(cells) == 3 * 10 * 8
   assert '<td>0.140</td>' in (tmp_path / 'out/table.html').read_text()
   latex = (tmp_path / 'out/table.tex').read_text()
   assert '95\\% interval' in latex and latex.count('\\\\') == 1 + len(cells)
+
+
+def test_the_flags_of_a_row_replace_the_shared_ones(tmp_path):
+  config = paper_tables.get_config('zerosearch/table3')
+  config.table.update(runs=str(tmp_path), flags=(
+      '--config.search.engine=remote --config.data.train=t.jsonl'))
+  tables.run(config.lock(), str(tmp_path))
+  commands = (tmp_path / 'table.txt').read_text().split('python -m ')
+  grpo, = (text for text in commands if 'grpo.py:zerosearch/qwen2.5-7b ' in text)
+  assert list(filter(str.strip, shlex.split(grpo)))[-3:] == [
+      '--config.search.engine=web', '--config.data.train=t.jsonl',
+      '--config.search.options={}']
 
 
 def test_in_small_one_model_stands_for_all(tmp_path):

@@ -205,9 +205,10 @@ def _to_run(commands: Sequence[tuple[str, str, str]], flags: str) -> str:
   for config, own, folder in dict.fromkeys(commands):
     shared = [flag for flag in flags.split() if config[:4] != 'sft.' or (
         flag.startswith('--config.data.train='))]  # it reads nothing else
+    values = {flag.partition('=')[0]: flag for flag in (*shared, *own.split())}
     lines.append(' \\\n    '.join((
         f'python -m searchrl.main --config=configs/{config}',
-        f'--workdir={folder}', *map(shlex.quote, [*own.split(), *shared]))))
+        f'--workdir={folder}', *map(shlex.quote, values.values()))))
   return 'To run:\n\n' + '\n'.join(lines) if lines else ''
 
 
