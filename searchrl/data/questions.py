@@ -128,7 +128,7 @@ def _parse(record: question_files.Record, place: str, stem: str,
   if not question.text or (needs_golds and not question.answers):
     raise ValueError(
         f'{place} must have a question and at least one golden answer, against '
-        'which answers are scored.')
+        'which answers are scored. Write them, or leave the row out.')
   if question.hops < 1:
     raise ValueError(f'metadata.hops of {place} must be at least 1, but is '
                      f'{question.hops}.')
