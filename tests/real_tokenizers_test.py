@@ -12,6 +12,7 @@ import json
 import unicodedata
 
 import chats
+import fakes
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
@@ -33,7 +34,8 @@ from searchrl.agent import transcripts
 from searchrl.evaluation import scores
 from searchrl.evaluation.report import tokens as report
 from searchrl.models.inference import stops
-from searchrl.trajectory import Action, Passage, Trajectory, Turn
+from searchrl.rollouts import driver
+from searchrl.trajectory import Action, Passage, Request, Trajectory, Turn
 
 WITH_TOOLS = ['qwen2.5', 'qwen2.5-instruct', 'qwen3', 'llama3-instruct']
 FRAMED = [*WITH_TOOLS, 'r1-distill', 'smollm2']  # have a chat template
@@ -363,6 +365,36 @@ FOUND = [
     ([(PARIS, LYON), (), (LYON,)],
      ('Doc 1 (Title: "Paris")\nthe "town"\nof\n\nDoc 2 (Title: "Lyon")\né\n---\n'
       'No search results found.\n---\nDoc 1 (Title: "Lyon")\né'))]
+
+
+def test_a_rollout_with_a_call_of_llamas_is_the_templates_conversation():
+  tokenizer = load('llama3-instruct')
+  dialogue = tools.dr_zero(tokenizer)
+  (trajectory,), _ = driver.run(
+      [Request(tiny.question(text='where?', answers=('Paris',)))],
+      engine=fakes.Engine({('q', 0): [f'{BARE}<|eot_id|>', ANSWER + '.']},
+                          slots=1, length=2000, encode=tokenizer.encode),
+      search=lambda queries: [(PARIS,) for _ in queries], dialogue=dialogue,
+      tokenizer=tokenizer, budgets=driver.Budgets(
+          max_new_tokens=99, max_prompt_tokens=999, passage_tokens=99),
+      step=fakes.STEP, policy_step=0)
+  assert [turn.action for turn in trajectory.turns] == [
+      Action('search', ('q',)), Action('answer', ('Paris',))]
+  assert trajectory.turns[0].passages == (PARIS,)
+  assert rewards.em(trajectory) == 1
+  found = json.dumps({'result': FOUND[0][1]})
+  text = tokenizer.render([
+      {'role': 'user', 'content': tools.solver_template().replace(
+          '{question}', 'where?')},
+      {'role': 'assistant', 'tool_calls': [{'function': {
+          'name': 'search', 'arguments': {'query_list': ['q']}}}]},
+      {'role': 'tool', 'content': found},
+      {'role': 'assistant', 'content': f'{ANSWER}.'}], tools=[tools.schema()])
+  assert chats.written(tokenizer, trajectory.tokens) == text.removesuffix(
+      '<|eot_id|>')
+  shown = [''.join(''.join(segment.texts) for segment in report.segments(
+      trajectory, tokenizer, {}) if segment.role == report.POLICY)]
+  assert shown == [f'{BARE}<|eot_id|>{ANSWER}.']
 
 
 @of(WITH_TOOLS)
