@@ -44,6 +44,7 @@ TABLE = tomllib.loads(
     pathlib.Path(__file__).with_name('data_sets.toml').read_text('utf-8'))
 NOTE = 'prepared.json'
 _FREE = ('source', 'files', 'models', 'copy_to', 'seed', 'any_rows')
+_SECS = 7 * 24 * 3600  # longest wait of the other processes
 # Name, digest and rows of a file, the digests of its sources, and the options.
 Entry = dict[str, Any]
 
@@ -67,8 +68,10 @@ def run(config, workdir: str) -> None:
   config_checks.check(config)
   folder = pathlib.Path(workdir)
   workdirs.Workdir(folder, config, _FREE).prepare()
-  if not processes.is_first():
-    return
+  processes.on_first('prepared', lambda: _make(config, folder), _SECS)
+
+
+def _make(config, folder: pathlib.Path) -> None:
   store = _store(config.copy_to) if config.copy_to else None
   for name in config.models:
     hub_id = MODELS[name].hub_id if name in MODELS else name
