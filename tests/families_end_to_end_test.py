@@ -40,7 +40,12 @@ MODEL_OF = {  # tokenizer -> a model of the papers
     for family, hub_id in family_models.HUB_IDS.items()}
 ENDS = {'llama3-instruct': '<|eot_id|>', 'llama3': '<|end_of_text|>',
         'mistral': '</s>', 'r1-distill': '<｜end▁of▁sentence｜>'}
-SEEDS = {'mistral': 1}  # with 0, its policy does not search
+# With 0, the policy of these cases does not search, or learns nothing because
+# all rewards of each group are equal.
+SEEDS = {'mistral-study-grpo': 1, 'r1-distill-drzero_solver-grpo': 1,
+         'llama3-drzero_solver-grpo': 1, 'llama3-instruct-study-grpo': 1,
+         'llama3-instruct-study-ppo': 1, 'llama3-instruct-zerosearch-grpo': 1,
+         'llama3-instruct-drzero_solver-grpo': 2}
 DATE = '26 Jul 2024'  # the day of all our prompts
 SYSTEM = {'searchrl.agent.tools:dspo':
           'You are a helpful and harmless assistant.'}
@@ -89,7 +94,7 @@ def test_each_dialogue_of_the_settings_has_a_case():
   rows = [row.value for setting in settings.SETTINGS.values()
           for row in setting.rows if row.field == 'dialogue']
   assert {case.dialogue for case in CASES} == set(rows)
-  assert set(SLOW) < set(map(str, CASES))
+  assert {*SLOW, *SEEDS} < set(map(str, CASES))
 
 
 def write_data(folder, case):
@@ -113,7 +118,7 @@ def fields(case, folder):
   """Returns the values that make a setting small."""
   ppo, proposes = case.recipe == 'ppo', case.setting == 'drzero_proposer'
   return {
-      'seed': SEEDS.get(case.family, 0),
+      'seed': SEEDS.get(str(case), 0),
       'model.path': folder / 'source', 'model.dtype': 'float32',
       'data.train': folder / 'questions.jsonl',
       'search.corpus': folder / 'corpus.jsonl', 'search.engine': 'bm25',

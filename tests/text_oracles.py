@@ -67,9 +67,7 @@ def tool_action(text: str, most: int, bare: bool = False) -> Action:
   body = read(text, 'tool_call', 'answer')
   if bare and not body.endswith(('</tool_call>', '</answer>')):
     parts = body.split('</think>')
-    rest = parts[-1].strip()
-    for end in (*dialogues.TURN_ENDS,) * 2:
-      rest = rest.removesuffix(end).strip()
+    rest = without_ends(parts[-1]).strip()
     thought = '</think>'.join(parts[:-1]).lstrip()
     if (not thought and len(parts) == 1 or thought.startswith('<think>')
         and len(parts) == 2 and thought.count('<think>') == 1):
@@ -112,16 +110,18 @@ def is_text(text: str) -> bool:
   return not any('\ud800' <= c <= '\udfff' for c in text)
 
 
+def without_ends(text: str) -> str:
+  """A text without ends of turns and white space after it."""
+  ends = [end for end in dialogues.TURN_ENDS if text.rstrip().endswith(end)]
+  return without_ends(text.rstrip()[:-len(ends[0])]) if ends else text.rstrip()
+
+
 def is_in_format(text: str) -> bool:
   """The grammar of the Study's Appendix C, over a letter a tag."""
   letters = {'<think>': 'T', '</think>': 't', '<search>': 'S',
              '</search>': 's', '<information>': 'F', '</information>': 'f',
              '<answer>': 'A', '</answer>': 'a'}
-  text, again = text.rstrip(), True
-  while again:
-    ends = [end for end in dialogues.TURN_ENDS if text.endswith(end)]
-    text, again = text[:len(text) - len(ends[0])].rstrip() if ends else text, (
-        bool(ends))
+  text = without_ends(text)
   shape, at = '', 0
   while at < len(text):
     tag = next((tag for tag in letters if text.startswith(tag, at)), '')
