@@ -81,8 +81,8 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 
   Raises:
     ValueError: There is no template; or it refuses the messages, leaves out a
-      tool call, changes the text that it wrote before, or changes a message
-      with a special token.
+      tool call or the content beside it, changes the text that it wrote before,
+      or changes a message with a special token.
   """
   render = functools.partial(tokenizer.render, tools=tools)
   pieces, written, first = [], '', 0
@@ -96,12 +96,14 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
     pieces += _framed(prompt[len(written):], len(written), messages[:number],
                       first, tokenizer, render, place)
     turn = _until_end(text[len(prompt):], tokenizer)
-    for call in message.get('tool_calls', ()):
-      if call['function']['name'] not in turn:
-        raise ValueError(
-            f'the chat template must write tool calls, but writes {turn!r} for '
-            f'message {number + 1} of {place}. Write the calls in its content, '
-            'or put another chat_template.jinja beside tokenizer.json.')
+    calls = message.get('tool_calls', ())
+    if calls and not all(part in turn for part in (
+        message['content'].strip(), *(c['function']['name'] for c in calls))):
+      raise ValueError(
+          'the chat template must write tool calls and the content beside them, '
+          f'but writes {turn!r} for message {number + 1} of {place}. Write the '
+          'calls in its content, or put another chat_template.jinja beside '
+          'tokenizer.json.')
     pieces.append((tokenizer.encode(turn), True))
     written, first = prompt + turn, number + 1
   return _joined(pieces)
