@@ -96,6 +96,9 @@ setuptools.setup(
         'serve': ['httptools>=0.6.3',  # servers need less CPU
                   'uvloop>=0.21; platform_system != "Windows"'],
         'test': _TEST,
+        # The pages as a site.
+        'docs': ['latex2mathml>=3.77', 'mkdocs-material>=9.6',
+                 'mkdocstrings-python>=2', 'ruff>=0.14'],
         'parity': ['torch>=2.6'],
         'real': _REAL,  # tests with real tokenizers
     },

@@ -12,6 +12,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import types
 
@@ -23,7 +24,9 @@ import pytest
 import sampler_test
 import tiny
 import train_test
+import yaml
 
+import searchrl
 from searchrl.agent import dialogue as dialogues
 from searchrl.experiment import solver
 from searchrl.jobs import train
@@ -31,14 +34,16 @@ from searchrl.rollouts import scoring
 from searchrl.trajectory import Request, Trajectory, Turn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = sorted(str(f.relative_to(ROOT)) for f in ROOT.glob('docs/*.md'))
+PAGES = sorted(str(f.relative_to(ROOT)) for f in ROOT.glob('docs/**/*.md'))
 DOCUMENTS = ['README.md', *PAGES]
 CONFIGS = ['tools/tiny_base.py', *sorted(
     str(f.relative_to(ROOT)) for f in ROOT.glob('configs/*.py')
     if f.stem != '__init__')]
 TEXTS = [*DOCUMENTS, 'BENCHMARKS.md', 'launch/README.md', 'launch/xpk.md',
          'benchmarks/speed.md', 'benchmarks/compiled/README.md',
-         'benchmarks/faults/README.md', 'benchmarks/study/README.md']
+         'benchmarks/faults/README.md', 'benchmarks/study/README.md',
+         'benchmarks/atlas/README.md', 'benchmarks/gpu.md',
+         'benchmarks/study/simulator_samples.md']
 COMMAND = re.compile(r'-m searchrl\.main\s+(?:\\\s+)?--config=([^\s:`]+)')
 FOLDERS = 'searchrl|configs|docs|launch|benchmarks|tests|third_party|tools'
 
@@ -220,8 +225,36 @@ def test_links_lead_to_files_and_headings(document):
         f'{document} links to {link}, but {path.name} has no such heading.')
 
 
-def test_the_readme_leads_to_every_page():
-  assert set(PAGES) <= set(links(read('README.md')))
+def navigation(entry) -> list[str]:
+  """Pages of the site, in the order of its navigation."""
+  if isinstance(entry, str):
+    return [entry]
+  entries = entry.values() if isinstance(entry, dict) else entry
+  return list(itertools.chain.from_iterable(map(navigation, entries)))
+
+
+def test_the_site_leads_to_every_page_once():
+  site = yaml.safe_load(read('docs/site/mkdocs.yml'))
+  places = navigation(site['nav'])
+  api = {f'api/{name}.md' for name in (*searchrl._PUBLIC, 'packing')}
+  assert len(set(places)) == len(places)
+  assert set(places) - api == {
+      {'README.md': 'index.md'}.get(name, name.removeprefix('docs/'))
+      for name in (*TEXTS, 'CONTRIBUTING.md', 'CHANGELOG.md')}
+  assert api <= set(places)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+  if not importlib.util.find_spec('mkdocs'):
+    pytest.skip("needs mkdocs: pip install -e '.[docs]'")
+  built = subprocess.run(
+      [sys.executable, '-m', 'mkdocs', 'build', '--strict', '-f',
+       ROOT / 'docs/site/mkdocs.yml', '-d', tmp_path],
+      capture_output=True, text=True, check=False)
+  assert built.returncode == 0, built.stderr
+  page = (tmp_path / 'scale/index.html').read_text('utf-8')
+  assert 'href="../launch/#what-all-processes-share"' in page
 
 
 @pytest.mark.parametrize('document', [*TEXTS, *CONFIGS])
