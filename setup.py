@@ -33,9 +33,10 @@ setuptools.setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     python_requires='>=3.11,<3.14',
-    # third_party stands beside the package and is installed inside it.
-    packages=[*setuptools.find_packages(include=['searchrl', 'searchrl.*']),
-              'searchrl.third_party', 'searchrl.assets.tiny_base',
+    # These stand beside the package and are installed inside it.
+    packages=[*setuptools.find_packages(include=['searchrl', 'searchrl.*'],
+                                        exclude=['searchrl.configs']),
+              'searchrl.configs', 'searchrl.third_party', 'searchrl.assets.tiny_base',
               'searchrl.assets.tiny_e5',
               'searchrl.assets.tiny_instruct', 'searchrl.assets.tiny_proposer',
               'searchrl.assets.tiny_raw',
@@ -51,6 +52,7 @@ setuptools.setup(
                   'searchrl.assets.shapes': ['*/*/config.json'],
                   'searchrl.assets.gpu_targets': ['*.txtpb'],
                   'searchrl.evaluation.report': ['*.css', '*.html', '*.js']},
+    entry_points={'console_scripts': ['searchrl = searchrl.command:run']},
     install_requires=[
         'absl-py>=2.1',
         'aiohttp>=3.12',

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Shows one or several runs in one HTML page, which needs no network.
 
-  python -m searchrl.main --config=configs/report.py \
-      --config.report.runs="('runs/dspo',)"
+  python -m searchrl.main --config=configs/report.py:runs/dspo,runs/grpo
 
 It writes runs/report/report.html. The page has curves with their spread over
 seeds, the time of a step, alerts, tables, and a browser of trajectories. The
@@ -17,11 +16,12 @@ the laptop. Result: a page of 1 to 3 MB.
 import ml_collections
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(text: str = '') -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.report:run'
   config.report = dict(
-      runs=('runs/dspo',),  # runs, evaluations, or directories of them
+      # Runs, evaluations, or directories of them.
+      runs=tuple((text or 'runs/dspo').split(',')),
       trajectories=2000,  # most on the page, spread evenly over steps; 0: none
       title='',  # title of the page; '': the runs' names
   )

@@ -43,6 +43,13 @@ from searchrl.papers import settings
 assert len(settings.PAPERS) == 5 and settings.lineage('dspo')[0] == 'shared'
 print('whole')
 """
+_COMMAND = """
+import sys
+sys.path = [path for path in sys.path if path not in sys.argv[1].split(':')]
+sys.argv[:2] = ['searchrl']
+from searchrl import command
+command.run()
+"""
 
 
 @pytest.mark.slow
@@ -62,6 +69,16 @@ def test_wheel_imports_and_holds_prompts_model_and_losses(tmp_path):
       env={'PYTHONPATH': str(place), 'JAX_PLATFORMS': 'cpu'},
       capture_output=True, text=True)
   assert result.stdout.strip() == 'whole'
+  empty = tmp_path / 'empty'
+  empty.mkdir()
+  for arguments, wanted in (
+      (['train', 'configs/dspo.py:smoke', '--show_prompt'], '== Ends =='),
+      (['report', '--help'], '--config.report.runs=')):
+    result = subprocess.run(  # without the clone, which has configs
+        [sys.executable, '-c', _COMMAND, f'{ROOT}:', *arguments], cwd=empty,
+        env={'PYTHONPATH': str(place), 'JAX_PLATFORMS': 'cpu',
+             'HOME': str(tmp_path)}, check=True, capture_output=True, text=True)
+    assert wanted in result.stdout
 
 
 def test_nothing_large_is_shipped():

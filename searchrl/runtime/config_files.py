@@ -1,13 +1,21 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Loads config files by name; one that cannot be loaded says why, in a line."""
+"""Loads config files by name; one that cannot be loaded says why, in a line.
 
+The package has a copy of `configs/`, for a directory that has no such folder.
+"""
+
+import ast
 import difflib
+import importlib
 import inspect
 import pathlib
 import runpy
+import sys
 import traceback
 from typing import Any
+
+_SHIPPED = pathlib.Path(__file__).resolve().parents[1] / 'configs'
 
 
 def load(name: str) -> Any:
@@ -19,11 +27,12 @@ def load(name: str) -> Any:
       raises an error.
   """
   path, colon, text = name.partition(':')
-  file = pathlib.Path(path)
+  file = _find(pathlib.Path(path))
+  _provide()
   if not file.is_file():
     raise FileNotFoundError(
         '--config must name a file, such as configs/dspo.py, perhaps with '
-        f':KEY=VALUE after it, but {path!r} is none. {_nearest(file)}')
+        f':KEY=VALUE after it, but {path!r} is none. {nearest(path)}')
   try:
     make = runpy.run_path(str(file)).get('get_config')
   except Exception as error:
@@ -55,10 +64,40 @@ def _broken(file: pathlib.Path, error: Exception) -> ValueError:
                     f'{where} raised {type(error).__name__}: {error}.')
 
 
-def _nearest(file: pathlib.Path) -> str:
+def _find(file: pathlib.Path) -> pathlib.Path:
+  """Returns a file, or the package's own if it is not here."""
+  shipped = _SHIPPED / file.name
+  return shipped if file.parent == pathlib.Path('configs') and (
+      not file.is_file() and shipped.is_file()) else file
+
+
+def _provide() -> None:
+  """Makes the package's configs importable, after those of the user."""
+  try:
+    configs = importlib.import_module('configs')
+  except ModuleNotFoundError:
+    configs = sys.modules['configs'] = importlib.import_module(
+        'searchrl.configs')
+  folders = [pathlib.Path(folder).resolve() for folder in configs.__path__]
+  if _SHIPPED.resolve() not in folders:
+    configs.__path__.append(str(_SHIPPED))
+
+
+def shipped() -> dict[str, str]:
+  """Returns the first line of each config that the package has, by its name."""
+  files = [file for file in sorted(_SHIPPED.glob('*.py'))
+           if 'def get_config' in file.read_text(encoding='utf-8')]
+  return {file.stem: (ast.get_docstring(ast.parse(
+      file.read_text(encoding='utf-8'))) or '').partition('\n')[0]
+          for file in files}
+
+
+def nearest(path: str) -> str:
   """Returns a hint with the nearest existing file."""
-  there = [str(path) for folder in {file.parent, pathlib.Path('configs')}
-           for path in sorted(folder.glob('*.py')) if path.stem != '__init__']
+  file = pathlib.Path(path)
+  there = [str(path) for path in sorted(file.parent.glob('*.py'))
+           if path.stem != '__init__']
+  there += [f'configs/{name}.py' for name in shipped()]
   near = difflib.get_close_matches(
       str(file), there, n=1) or difflib.get_close_matches(
           f'configs/{file.stem}.py', there, n=1)

@@ -1,0 +1,71 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command `searchrl`, a short form of `python -m searchrl.main`.
+
+  searchrl train configs/dspo.py --config.seed=1
+  searchrl ask runs/dspo --question "Who founded ..."
+  searchrl NAME [TEXT] [FLAGS]
+
+`searchrl NAME TEXT` is `python -m searchrl.main --config=configs/NAME.py:TEXT`,
+for each config that the package has; `train` takes the file of a config, of the
+package or of the user. All flags are those of `searchrl.main`.
+"""
+
+import runpy
+import sys
+
+from searchrl.runtime import config_files
+
+_SHORT = {'serve': 'serve_model'}  # name of a command -> config
+
+
+def run() -> None:
+  """Runs the command of the process's arguments; see `searchrl.main.run`."""
+  arguments = sys.argv[1:]
+  if not arguments or arguments[0] in ('help', '--help', '-h'):
+    print(_help())
+    return
+  if arguments[0] == '--version':
+    import searchrl
+    print(searchrl.__version__)
+    return
+  try:
+    sys.argv[1:] = expand(arguments)
+  except ValueError as error:
+    sys.exit(f'{type(error).__name__}: {error}')
+  runpy.run_module('searchrl.main', run_name='__main__', alter_sys=True)
+
+
+def expand(arguments: list[str]) -> list[str]:
+  """Returns the arguments of `searchrl.main` for those of `searchrl`.
+
+  Raises:
+    ValueError: No command has this name, or its text is missing or too much.
+  """
+  if arguments[0].startswith('-'):
+    return arguments
+  name, *others = arguments
+  texts = [text for text in others[:1] if not text.startswith('-')]
+  flags = others[len(texts):]
+  if name == 'train':
+    if not texts:
+      raise ValueError('train must be followed by the file of a config, as in '
+                       'searchrl train configs/dspo.py.')
+    return [f'--config={texts[0]}', *flags]
+  stem = _SHORT.get(name, name)
+  if stem not in config_files.shipped():
+    raise ValueError(
+        f'searchrl must be followed by a command, but {name!r} is none. '
+        f'{config_files.nearest(stem)} searchrl --help lists all.')
+  return [f'--config=configs/{stem}.py' + ''.join(f':{text}' for text in texts),
+          *flags]
+
+
+def _help() -> str:
+  """Returns what the command takes, with a line for each config."""
+  names = {stem: name for name, stem in _SHORT.items()}
+  lines = [f'  {names.get(stem, stem):24} {summary}'
+           for stem, summary in config_files.shipped().items()]
+  return '\n'.join([
+      __doc__.split('\n\n', 1)[1].rstrip(), '', '  train FILE',
+      *lines, '', 'searchrl NAME --help lists the flags and fields of one.'])
