@@ -52,7 +52,7 @@ setuptools.setup(
                   'searchrl.assets.shapes': ['*/*/config.json'],
                   'searchrl.assets.gpu_targets': ['*.txtpb'],
                   'searchrl.evaluation.report': ['*.css', '*.html', '*.js']},
-    entry_points={'console_scripts': ['searchrl = searchrl.command:run']},
+    entry_points={'console_scripts': ['searchrl = searchrl.runtime.command:run']},
     install_requires=[
         'absl-py>=2.1',
         'aiohttp>=3.12',

@@ -9,7 +9,7 @@ afterwards.
 
 import importlib
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 _PUBLIC = {
     'advantages': 'searchrl.rl.advantages',

@@ -4,7 +4,7 @@
 
 import pytest
 
-from searchrl import command
+from searchrl.runtime import command
 from searchrl.runtime import config_files
 
 

@@ -111,18 +111,18 @@ def trajectory(text, *, searches=0, group=0):
 RIGHT, WRONG = '<answer> here </answer>', '<answer> there </answer>'
 
 
-def test_the_reward_of_the_readme_gives_what_it_says(tmp_path):
-  module = module_of('README.md', 'def brief', tmp_path)
+def test_the_reward_of_the_page_gives_what_it_says(tmp_path):
+  module = module_of('docs/rewards.md', 'def brief', tmp_path)
   scores = module.brief(trajectory('x' * 400 + RIGHT, searches=2), fee=0.05)
   assert scores.reward == pytest.approx(1 - 2 * 0.05 - 0.1)
   assert scores.parts == {'em': 1.0, 'long': 1.0}
   assert module.brief(trajectory(RIGHT)).reward == 1.0
-  assert '--config.reward=my_rewards:brief' in read('README.md')
+  assert '--config.reward=my_rewards:brief' in read('docs/rewards.md')
 
 
 @pytest.mark.slow
-def test_the_reward_of_the_readme_is_trained_on(tmp_path, monkeypatch):
-  module_of('README.md', 'def brief', tmp_path)
+def test_the_reward_of_the_page_is_trained_on(tmp_path, monkeypatch):
+  module_of('docs/rewards.md', 'def brief', tmp_path)
   (tmp_path / 'shown.py').rename(tmp_path / 'my_rewards.py')
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delitem(sys.modules, 'my_rewards', raising=False)  # another's
@@ -196,7 +196,8 @@ def test_python_blocks_compile_and_name_what_exists(document):
 @pytest.mark.parametrize('document', DOCUMENTS)
 def test_commands_name_configs_that_exist(document):
   configs = COMMAND.findall(read(document))
-  assert configs or document == 'docs/style.md'  # the page without a command
+  assert configs or document in (  # pages without a command
+      'docs/style.md', 'docs/pages.md', 'docs/peers.md')
   missing = [config for config in configs if not (ROOT / config).is_file()]
   assert not missing, f'{document} runs {missing}, but there is no such file.'
 
@@ -255,6 +256,16 @@ def test_the_site_builds_without_a_warning(tmp_path):
   assert built.returncode == 0, built.stderr
   page = (tmp_path / 'scale/index.html').read_text('utf-8')
   assert 'href="../launch/#what-all-processes-share"' in page
+
+
+def test_a_page_that_the_readme_links_to_leads_to_every_page():
+  assert 'docs/pages.md' in links(read('README.md'))
+  shown = {f'docs/{link}' for link in links(read('docs/pages.md'))}
+  assert set(PAGES) - {'docs/pages.md'} <= shown
+
+
+def test_the_readme_can_be_read_in_a_minute():
+  assert len(read('README.md').splitlines()) <= 150
 
 
 @pytest.mark.parametrize('document', [*TEXTS, *CONFIGS])

@@ -27,7 +27,6 @@ MAY_IMPORT = {  # room -> rooms of ours, besides itself
     'rl': ('trajectory',),
     'models': ('trajectory', 'packing'),
     'main': ('runtime',),  # the job is named by the config
-    'command': ('runtime',),
     '__init__': (),
     'rollouts': ('agent', 'search', 'rl', 'models', 'runtime', 'trajectory'),
     'training': ('rl', 'models', 'runtime', 'trajectory', 'packing'),

@@ -47,7 +47,7 @@ _COMMAND = """
 import sys
 sys.path = [path for path in sys.path if path not in sys.argv[1].split(':')]
 sys.argv[:2] = ['searchrl']
-from searchrl import command
+from searchrl.runtime import command
 command.run()
 """
 

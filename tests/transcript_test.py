@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The README's transcript: an excerpt of what its commands print."""
+"""The page's transcript: an excerpt of what its commands print."""
 
 import pathlib
 import shlex
@@ -21,8 +21,8 @@ def recorded() -> tuple[list[str], list[str]]:
 
 
 def excerpt() -> list[str]:
-  """The lines of the README's transcript."""
-  text = (ROOT / 'README.md').read_text()
+  """The lines of the page's transcript."""
+  text = (ROOT / 'docs' / 'laptop.md').read_text()
   block = text[text.index('    Question: '):].partition('\n\n')[0]
   return [line[4:] for line in block.splitlines()]
 
@@ -56,12 +56,12 @@ def test_an_excerpt_is_told_from_another_text():
     assert not is_excerpt(part, whole), part
 
 
-def test_the_readme_shows_an_excerpt_of_the_record():
+def test_the_page_shows_an_excerpt_of_the_record():
   commands, lines = recorded()
   assert is_excerpt(excerpt(), lines)
-  readme = ' '.join((ROOT / 'README.md').read_text().replace('\\\n', '').split())
+  page = ' '.join((ROOT / 'docs' / 'laptop.md').read_text().replace('\\\n', '').split())
   for command in commands:  # so that a reader can run what was recorded
-    assert command in readme
+    assert command in page
 
 
 @pytest.mark.long

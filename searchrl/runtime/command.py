@@ -11,6 +11,7 @@ for each config that the package has; `train` takes the file of a config, of the
 package or of the user. All flags are those of `searchrl.main`.
 """
 
+from importlib import metadata
 import runpy
 import sys
 
@@ -26,8 +27,7 @@ def run() -> None:
     print(_help())
     return
   if arguments[0] == '--version':
-    import searchrl
-    print(searchrl.__version__)
+    print(metadata.version('searchrl'))
     return
   try:
     sys.argv[1:] = expand(arguments)
