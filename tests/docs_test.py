@@ -27,10 +27,12 @@ import train_test
 import yaml
 
 import searchrl
+from searchrl import algorithms
 from searchrl.agent import dialogue as dialogues
 from searchrl.experiment import solver
 from searchrl.jobs import train
 from searchrl.rollouts import scoring
+from searchrl.runtime import foreign_names, plugins
 from searchrl.trajectory import Request, Trajectory, Turn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -226,6 +228,43 @@ def test_links_lead_to_files_and_headings(document):
         f'{document} links to {link}, but {path.name} has no such heading.')
 
 
+def migrated() -> list[tuple[str, list[str]]]:
+  """(their name, our fields) of each row of the tables of migration.md."""
+  rows = re.findall(r'^\| `([^`]+)` \| (`[^|]+) \| ', read('docs/migration.md'),
+                    re.M)
+  return [(theirs, re.findall('`([^`]+)`', ours)) for theirs, ours in rows
+          if 'configs/' not in ours]
+
+
+def test_migration_leads_to_fields_that_exist():
+  fields = {name for config in ('ppo', 'grpo', 'zerosearch')
+            for name in dotted(config_of(f'configs/{config}.py', ''))} | {
+                f'algorithm.{keyword}'
+                for keyword in plugins.keywords(algorithms.grpo)}
+  for theirs, ours in migrated():
+    assert set(ours) <= fields, f'{theirs} leads to what is no field of ours.'
+  assert len(migrated()) > 80
+
+
+def test_migration_agrees_with_the_error_messages():
+  known = [(theirs, ours, foreign_names.OURS[key]) for theirs, ours in migrated()
+           for key in foreign_names.OURS if f'.{theirs}'.endswith(f'.{key}')]
+  for theirs, ours, named_fields in known:
+    assert all(field.removeprefix('critic.') in named_fields
+               for field in ours), f'{theirs} is not as in foreign_names.py.'
+  assert len(known) > 40
+
+
+def dotted(config, prefix='') -> set[str]:
+  """Names of all fields of a config, and of its groups."""
+  names = set()
+  for key, value in config.items():
+    names.add(prefix + key)
+    if isinstance(value, ml_collections.ConfigDict):
+      names |= dotted(value, f'{prefix}{key}.')
+  return names
+
+
 def navigation(entry) -> list[str]:
   """Pages of the site, in the order of its navigation."""
   if isinstance(entry, str):
@@ -334,7 +373,7 @@ def test_flags_of_commands_exist(document):
       elif flag.startswith('--'):
         assert flag.removeprefix('--') in (
             'workdir', 'plan', 'question', 'allow_changes', 'seeds',
-            'show_prompt', 'trajectory'), (
+            'show_prompt', 'trajectory', 'help'), (
                 f'{document} shows {flag}, which is no flag of ours.')
 
 
