@@ -454,12 +454,18 @@ def test_slots_on_eight_devices_sample_the_same_ids(other, params):
   assert run_turns(spread, inputs) != outputs and spread.compile() == programs
 
 
-def test_varied_rollouts_compile_nothing_after_the_first_feed(params):
+@pytest.mark.parametrize('copies', [0, 2])
+def test_varied_rollouts_compile_nothing_after_the_first_feed(params, copies):
+  shardings = copies and functools.partial(
+      meshes.shardings, meshes.make(devices=jax.devices()[:copies]))
   compiled = []
   jax.monitoring.register_event_duration_secs_listener(
       lambda name, *_, **__: compiled.append(name)
       if name == '/jax/core/compile/backend_compile_duration' else None)
-  fresh = build(slots=4, steps=7, tiles=(2, 8))
+  fresh = build(slots=4, steps=7, tiles=(2, 8),
+                shardings=shardings or None)
+  if shardings:
+    params = jax.device_put(params, shardings(()))  # on every copy
   fresh.load(params, TEMPERATURE)
   programs = fresh.compile()
   assert compiled and programs <= 12

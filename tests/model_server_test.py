@@ -56,7 +56,7 @@ def engine():
 def serving(engine, params):
   """Makes a server over the one engine."""
   with contextlib.ExitStack() as stack:
-    def start(used=engine, **options):
+    def start(used=engine, is_compiled=True, **options):
       engine.load(params, None)
       http_part, rest = servers.http_options({'deadline_secs': 600.0} | options)
       generator = generation.Generator(
@@ -67,6 +67,8 @@ def serving(engine, params):
           model_server.Options('it', http_part, **rest))
       server.start()
       stack.callback(server.stop)
+      if is_compiled:
+        servers.until(lambda: generator.is_compiled)
       return server
     yield start
 
@@ -240,6 +242,24 @@ def test_models_health_and_what_is_no_http(serving):
   assert ask(server, '/v1/models/it', 'GET')[1] == found['data'][0]
   assert servers.send(server, b'nonsense\r\n\r\n').startswith(
       b'HTTP/1.1 400 ')
+
+
+def test_a_server_listens_while_it_compiles(serving, engine):
+  compiling, asked = fakes.GatedEngine(engine), []
+  compiling.compile = lambda: compiling.go.acquire(timeout=20)
+  server = serving(compiling, is_compiled=False)
+  assert ask(server, '/health', 'GET') == (
+      503, {'status': 'compiling', 'waiting': 0, 'speaking': 0})
+  assert ask(server, '/v1/models', 'GET')[0] == 200
+  thread = threading.Thread(
+      target=lambda: asked.append(ask(server, prompt=PROMPT, max_tokens=3)))
+  thread.start()
+  servers.until(lambda: server.generator.waiting)
+  assert not asked
+  compiling.go.release(1000)
+  thread.join(20)
+  assert asked[0][0] == 200
+  assert ask(server, '/health', 'GET')[0] == 200
 
 
 def test_a_token_is_needed_where_one_is_set(serving):
@@ -431,7 +451,7 @@ class Failing:
   """An engine that fails when it decodes."""
 
   slots = 2
-  append = release = cut = lambda *_: None
+  compile = append = release = cut = lambda *_: None
 
   def decode(self, **_):
     raise ZeroDivisionError

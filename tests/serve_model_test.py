@@ -100,7 +100,7 @@ class Failing:
   """An engine that nobody asks, or that fails when it is asked."""
 
   slots = 2
-  append = release = cut = lambda *_: None
+  compile = append = release = cut = lambda *_: None
 
   def decode(self, **_):
     raise ZeroDivisionError

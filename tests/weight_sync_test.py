@@ -90,6 +90,17 @@ def test_what_does_not_move_is_not_cut(params, monkeypatch):
   assert '= empty[' not in str(jax.make_jaxpr(sync._move)(on(mesh, params)))
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_weights_of_one_device_are_copies(params, dtype):
+  mesh = meshes.make(devices=jax.devices()[:1])
+  given = on(mesh, params)
+  weights = make(mesh, dtype=dtype)(given).weights
+  assert_layers_apart(weights, params, dtype)
+  place = lambda x: x.addressable_shards[0].data.unsafe_buffer_pointer()
+  assert not {*map(place, jax.tree.leaves(given))} & {
+      *map(place, jax.tree.leaves(weights))}
+
+
 def test_weights_from_a_host_are_taken_too(params):
   mesh = meshes.make(data=2, fsdp=4)
   assert_layers_apart(make(mesh, tensor=2)(params).weights, params)

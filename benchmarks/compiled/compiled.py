@@ -388,7 +388,9 @@ def hand_over(mesh, tensor: int, shape) -> Program:
   sync = weight_sync.WeightSync(mesh, axes, shape.num_hidden_layers,
                                 tensor=tensor, dtype=DTYPE)
   trained = on(mesh, transformer.abstract(shape), axes)
-  move = sync._move  # pylint: disable=protected-access
+  move: Any = sync._move  # pylint: disable=protected-access
+  if mesh.size == 1:  # a run has a small program for each array instead
+    move = jax.jit(functools.partial(slots_lib.unstacked, dtype=DTYPE))
   written = meshes.bytes_of(jax.tree.map(
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, DTYPE,
                                                sharding=sharding),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuous batching: prompts of many callers share one engine.
 
-A dedicated thread prefills and decodes. Choices that arrive while others decode
+A dedicated thread compiles, prefills and decodes. Choices that arrive while others decode
 join them at the next pass. Each choice has its own randomness. Stop strings are
 found here, in the bytes, and all that was sampled after one is dropped.
 """
@@ -153,6 +153,7 @@ class Generator:
     self._free = list(range(engine.slots))[::-1]
     self._changed = threading.Condition()
     self._closing = False
+    self.is_compiled = False  # until then, choices wait
     self.error: Exception | None = None  # error that ended the loop
     self._thread = threading.Thread(
         target=self._run, name='generate', daemon=True)
@@ -201,6 +202,9 @@ class Generator:
 
   def _run(self) -> None:
     try:
+      with progress.phase('Compiling the programs that sample'):
+        self._engine.compile()
+      self.is_compiled = True
       while (appends := self._next()) is not None:
         self._pass(appends)
     except Exception as error:  # the engine's state is lost
@@ -276,7 +280,7 @@ class Generator:
 def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
           mesh: Mesh, *, slots: int, length: int, tensor: int, seed: int,
           steps: int, dtype: str, attention: str, waiting: int) -> Generator:
-  """Builds a running Generator with a compiled engine of its own.
+  """Builds a running Generator with an engine of its own.
 
   Args:
     shape: Shape of the decoder.
@@ -310,8 +314,6 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
       ordered=dispatch.Ordered,
       shardings=functools.partial(meshes.shardings, mesh))
   engine.load(params, None)
-  with progress.phase('Compiling the programs that sample'):
-    engine.compile()
   return Generator(engine, token_bytes=tokenizer.token_bytes, eos_ids=eos_ids,
                    waiting=waiting)
 

@@ -25,6 +25,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
@@ -99,11 +100,12 @@ class WeightSync:
     self._shardings = meshes.shardings(whole, axes)
     layered = slots.unstacked_axes(axes, layers)
     target = meshes.shardings(whole, layered)
-    self._move = dispatch.Ordered(jax.jit(
-        functools.partial(
+    self._move = dispatch.Ordered(
+        _copier(dtype, meshes.sharding(whole, ())) if mesh.size == 1 else
+        jax.jit(functools.partial(
             _moved, source=meshes.shardings(mesh, layered), target=target,
             dtype=dtype, pieces=_pieces_on(mesh.devices.flat[0].platform)),
-        out_shardings=target))
+                out_shardings=target))
     self._is_whole = self.mesh is whole
 
   def __call__(self, params: Any) -> Synced:
@@ -133,6 +135,25 @@ def _pieces_on(platform: str) -> Callable[[float], int]:
   if platform == 'gpu':
     return lambda size: math.ceil(size / _LARGE)
   return lambda size: max(2, math.ceil(size / _PIECE))
+
+
+def _copier(dtype: str, sharding: NamedSharding) -> Callable[[Any], Any]:
+  """Returns a function like `slots.unstacked` for one device.
+
+  It runs a small program for each array, because one program for all layers
+  would compile for seconds.
+  """
+  copy = jax.jit(lambda x: jnp.array(x, dtype), out_shardings=sharding)
+  take = jax.jit(lambda x, i: x[i].astype(dtype), out_shardings=sharding)
+
+  def move(params):
+    stacked = params['layers']
+    layers = tuple(
+        jax.tree.map(functools.partial(take, i=np.int32(i)), stacked)
+        for i in range(len(jax.tree.leaves(stacked)[0])))
+    return jax.tree.map(copy, params | {'layers': ()}) | {'layers': layers}
+
+  return move
 
 
 def _moved(params: Any, *, source: Any, target: Any, dtype: str,

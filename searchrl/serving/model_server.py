@@ -93,11 +93,11 @@ class Server:
 
   async def _health(self, request: Request) -> Response:
     del request
-    is_open = self.generator.is_open
+    status = ('stopping' if not self.generator.is_open else
+              'ok' if self.generator.is_compiled else 'compiling')
     return asgi.json_response({
-        'status': 'ok' if is_open else 'stopping',
-        'waiting': self.generator.waiting,
-        'speaking': self.generator.running}, 200 if is_open else 503)
+        'status': status, 'waiting': self.generator.waiting,
+        'speaking': self.generator.running}, 200 if status == 'ok' else 503)
 
   async def _show_models(self, request: Request) -> Response:
     if not asgi.is_allowed(request, self.options.http.token):

@@ -15,12 +15,14 @@ import collections
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
+import functools
 import hashlib
 from typing import Any
 
 import jax
 import numpy as np
 
+from searchrl.models.inference import compilation
 from searchrl.models.inference import slot_state
 from searchrl.models.inference import kv_cache
 from searchrl.models.inference import layouts
@@ -73,6 +75,7 @@ class Engine:
     tiles: Numbers of rows that one prefill can have, for each copy of the
       weights. Every bit of a row is the same with all of them. On CPUs this
       needs tile * tiles >= 64 tokens, so that all matrix products round alike.
+      Those above 4 * slots are not used, except for the smallest.
     steps: Largest number of tokens that one decode samples, per slot.
     patience: Divisor for early ends: a decode ends when 1 / patience of its
       active slots have stopped.
@@ -132,7 +135,8 @@ class Engine:
         cache_tokens=cache_tokens, shardings=shardings)
     self._tile = tile or (
         32 if layouts.platform_of(shardings) == 'cpu' else 128)
-    self._tiles = tuple(sorted(tiles))
+    self._tiles = tuple(sorted(
+        n for n in tiles if n <= max(4 * slots, min(tiles))))
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
     self._copies = copies = kv_cache.copies(shardings)
     self._state, self._programs = programs.jitted(
@@ -150,6 +154,7 @@ class Engine:
     # Modes of `decode`: whether each slot has a Draw, whether tokens are left
     # out, and the number of stop states.
     self._compiled: set[tuple[bool, bool, int]] = set()
+    self._shapes: set[Any] | None = set() if shardings else None
     # One Draw per slot; None if all slots draw alike.
     self._draws: list[sampling.Draw] | None = None
     self.prefilled_tokens = 0  # tokens prefilled by append, in all calls
@@ -211,9 +216,7 @@ class Engine:
   def compile(self) -> int:
     """Compiles all programs of the next rollouts, and returns their number.
 
-    With few rows, these are only the programs of the fewest rows. Each program
-    is run twice on padding because, without shardings, the layout of its
-    results may differ from that of its first arguments.
+    With few rows, these are only the programs of the fewest rows.
     """
     if self._waiting is not None:
       is_ready = isinstance(self._waiting['layers'], tuple)
@@ -226,13 +229,17 @@ class Engine:
       mode = by_row, truncated, len(self._stops.hit)
       if mode not in self._compiled:
         self._compiled.add(mode)
-        for _ in range(2):
-          self._run_all(truncated)
-    return sum(program._cache_size()  # type: ignore[attr-defined]
-               for program in self._programs.values())
+        run = functools.partial(self._run_all, truncated)
+        if self._shapes is None:  # the layouts of results may differ
+          run(self._programs), run(self._programs)
+        else:
+          self._shapes |= compilation.compile_together(self._programs, run)
+    return compilation.count(self._programs) if self._shapes is None else (
+        len(self._shapes))
 
-  def _run_all(self, truncated: bool) -> None:
-    """Runs every program on padding."""
+  def _run_all(self, truncated: bool, programs: compilation.Programs) -> None:
+    """Runs every one of some programs on padding."""
+    own, self._programs = self._programs, programs
     for count in self._tiles[:1] if self._few_rows else self._tiles:
       self._append_tiles([], count)
     self._copy([], 0)
@@ -245,6 +252,7 @@ class Engine:
       self._run_decode(rows)
     if self._draws is not None:
       self._draws[0] = sampling.Draw()
+    self._programs = own
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
     """Returns which of some appends there is room for now, in their order.

@@ -114,6 +114,7 @@ def _fused(q, keys, values, tiles: Tiles, implementation: Any) -> Array:
 def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
   """Returns attention for one token per row, by groups of similar length."""
   rows = len(tiles.slot)
+  parts = min(parts, rows)  # else the other parts read for nobody
   positions = jnp.where(tiles.length > 0, tiles.start, -1)
   size = -(-rows // parts)
   order = jnp.argsort(-positions)

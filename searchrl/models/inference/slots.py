@@ -273,11 +273,18 @@ def _layers(params, tokens, positions, cache, tiles: Tiles, config, layout):
   x = params['embed']['embedding'][tokens]
   new = []
   for weights, layer in zip(params['layers'], cache, strict=True):
-    x, layer = transformer.Block(config).apply(
-        {'params': weights}, x, positions,
-        lambda q, k, v, layer=layer: layout.attend(layer, q, k, v, tiles))
+    x, layer = _layer(weights, layer, x, positions, tiles, config, layout)
     new.append(layer)
   return x, tuple(new)
+
+
+# A program within programs is traced and lowered once for all layers.
+@functools.partial(jax.jit, static_argnums=(5, 6), inline=False)
+def _layer(weights, layer, x, positions, tiles, config, layout):
+  """Runs one layer."""
+  return transformer.Block(config).apply(
+      {'params': weights}, x, positions,
+      lambda q, k, v: layout.attend(layer, q, k, v, tiles))
 
 
 def jitted(

@@ -1,0 +1,54 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the programs of an engine."""
+
+from collections.abc import Callable
+from concurrent import futures
+import os
+from typing import Any
+
+import jax
+
+Programs = dict[str, Callable[..., Any]]
+
+
+def count(programs: Programs) -> int:
+  """Returns the number of compiled programs, over all shapes."""
+  return sum(program._cache_size()  # type: ignore[attr-defined]
+             for program in programs.values())
+
+
+def compile_together(programs: Programs, run: Callable[[Programs], None]
+                    ) -> set[Any]:
+  """Compiles programs at the same time, in threads, without running them.
+
+  XLA needs no lock of Python, so that all cores compile. A later call with the
+  same shapes and shardings finds the compiled program.
+
+  Args:
+    programs: Jitted programs of `slots`, by name.
+    run: Function that calls programs. Those that it gets compute nothing, and
+      return the state that they are given.
+
+  Returns:
+    The name and the shapes of each program.
+  """
+  shapes = set()
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    compiling = []
+
+    def stand_in(name: str) -> Callable[..., Any]:
+      def lower(*args: Any, **options: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, options))
+        shapes.add((name, tree, *((x.shape, x.dtype) for x in leaves)))
+        lowered: Any = programs[name].lower(  # type: ignore[attr-defined]
+            *args, **options)
+        compiling.append(pool.submit(lowered.compile))
+        state = options['state']
+        return (state, None) if name == 'decode' else state
+      return lower
+
+    run({name: stand_in(name) for name in programs})
+    for program in compiling:
+      program.result()
+  return shapes
