@@ -536,6 +536,18 @@ def test_data_for_fine_tuning_has_one_start_and_one_end(name, tokenizer):
   assert tokenizer.write(ids) == f'{start}Who\n Paris \n{last}'
 
 
+@of([*WITH_TOOLS, 'smollm2'])  # R1's template takes no turn of its own
+def test_a_message_that_has_its_end_is_not_ended_twice(tokenizer):
+  end = tokenizer.token(chat.last_id(tokenizer))
+  asked = {'role': 'user', 'content': f'Who {end}?'}
+  plain, *others = [transcripts.of_messages(
+      [asked, {'role': 'assistant', 'content': f'Paris{after}'}], tokenizer)
+                    for after in ('', end, f'{end}\n', f' {end} {end}\n')]
+  assert others[:2] == [plain] * 2
+  assert all(ids.count(chat.last_id(tokenizer)) == plain.ids.count(
+      chat.last_id(tokenizer)) for ids, _ in others)
+
+
 CALLS = {'tools': [tools.schema()], 'messages': [
     {'role': 'user', 'content': 'Who <|eot_id|>?'},
     {'role': 'assistant', 'content': '', 'tool_calls': [{'function': {

@@ -69,8 +69,8 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
   """Encodes messages in the frame of the tokenizer's chat template.
 
   Only the assistant's turns are trained on, from the end of their generation
-  prompt to the token that ends them. All text after the last such turn is left
-  out. Special tokens in the messages of others are data, as in a rollout.
+  prompt to the token that ends them. An end that a turn's content has itself is
+  not doubled. All text after the last such turn is left out. Special tokens in the messages of others are data, as in a rollout.
 
   Args:
     messages: Dicts of role and content. At least one message of role
@@ -85,6 +85,10 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
       or changes a message with a special token.
   """
   render = functools.partial(tokenizer.render, tools=tools)
+  ends = tuple(map(tokenizer.token, chat.ends(tokenizer)))
+  messages = [message if message['role'] != 'assistant' else
+              {**message, 'content': _without_end(message['content'], ends)}
+              for message in messages]
   pieces, written, first = [], '', 0
   for number, message in enumerate(messages):
     if message['role'] != 'assistant' or not number:
@@ -107,6 +111,16 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
     pieces.append((tokenizer.encode(turn), True))
     written, first = prompt + turn, number + 1
   return _joined(pieces)
+
+
+def _without_end(text: str, ends: tuple[str, ...]) -> str:
+  """Returns a text without ends after it; white space stays if there is none.
+  """
+  stripped = text.rstrip()
+  for end in ends:
+    if stripped.endswith(end):
+      return _without_end(stripped.removesuffix(end), ends)
+  return text
 
 
 def _until_end(turn: str, tokenizer) -> str:
