@@ -255,6 +255,23 @@ def test_migration_agrees_with_the_error_messages():
   assert len(known) > 40
 
 
+def test_each_algorithm_has_a_page_with_its_result_in_the_study():
+  source = ast.parse(read('searchrl/rl/algorithms.py'))
+  recipes = {node.name for node in source.body if isinstance(
+      node, ast.FunctionDef) and not node.name.startswith('_')} - {'sft'}
+  pages = {pathlib.Path(page).stem: read(page) for page in PAGES
+           if page.startswith('docs/algorithms/')}
+  assert set(pages) == recipes
+  rows = re.findall(r'^\| ([^|]+) \| ([^|]+) \|', read(
+      'benchmarks/study/README.md'), re.M)
+  results = {(re.sub(r', two updates$', '', name), score) for name, score in rows}
+  for page in pages.values():
+    title = page.splitlines()[0].removeprefix('# ')
+    score, *larger = re.findall(r'\.\d{3} ± \.\d{3}', page)
+    assert (title, score) in results
+    assert {(f'{title}, stress_3', more) for more in larger} <= results
+
+
 def dotted(config, prefix='') -> set[str]:
   """Names of all fields of a config, and of its groups."""
   names = set()
@@ -299,7 +316,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 def test_a_page_that_the_readme_links_to_leads_to_every_page():
   assert 'docs/pages.md' in links(read('README.md'))
-  shown = {f'docs/{link}' for link in links(read('docs/pages.md'))}
+  shown = {f'docs/{link}' for link in (
+      *links(read('docs/pages.md')), *links(read('docs/recipes.md')))}
   assert set(PAGES) - {'docs/pages.md'} <= shown
 
 

@@ -3,7 +3,9 @@
 """Hooks of the site: pages beside docs/, links between them, the API.
 
 A page of the site has the name that it has in docs/, another file of the
-repository has its path from the root, and README.md is the home page.
+repository has its path from the root, and README.md is the home page. Formulas
+become MathML, so that no script draws them. The page of an algorithm ends with
+its docstring, and that of a paper with the paper's tables.
 """
 
 from collections.abc import Iterator
@@ -11,7 +13,9 @@ import functools
 import os
 import pathlib
 import re
+import tomllib
 
+from latex2mathml import converter
 from mkdocs.structure import files as site_files
 from pymdownx import slugs
 
@@ -19,6 +23,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CODE = re.compile(r'^ *```.*?^ *```$|`[^`\n]+`', re.M | re.S)
 _LINK = re.compile(
     r'(?P<before>\]\(|\b(?:src|srcset|href)=")(?P<target>[^)\s"#:]+)(?=[)"#])')
+_FORMULA = re.compile(r'^\$\$\n(.*?)\n\$\$$', re.M | re.S)
 _API = {'advantages': 'searchrl.rl.advantages',
         'algorithms': 'searchrl.rl.algorithms',
         'bridge': 'searchrl.models.bridge', 'losses': 'searchrl.rl.losses',
@@ -26,7 +31,7 @@ _API = {'advantages': 'searchrl.rl.advantages',
         'trajectory': 'searchrl.trajectory'}
 # Files that are shown as pages with their text, and the language of each.
 _SHOWN = {'.py': 'python', '.sbatch': 'sh', '.sh': 'sh', '.toml': 'toml',
-          '.yaml': 'yaml'}
+          '.yaml': 'yaml', '.yml': 'yaml'}
 
 
 def on_config(config):
@@ -52,7 +57,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-  """Leads links to where the files of the repository are in the site."""
+  """Returns a page with its links, formulas and tables as the site has them."""
   del config, files
   if page.file.abs_src_path is None:  # the API
     return markdown
@@ -64,7 +69,28 @@ def on_page_markdown(markdown, page, config, files):
     return link['before'] + (os.path.relpath(_uri(target), folder or '.')
                              if target else link['target'])
 
-  return _outside_code(functools.partial(_LINK.sub, moved), markdown)
+  markdown = _outside_code(functools.partial(_LINK.sub, moved), markdown)
+  markdown = _FORMULA.sub(
+      lambda formula: converter.convert(formula[1], display='block'), markdown)
+  if folder == 'algorithms':
+    markdown += (f'\n## Options\n\n::: {_API["algorithms"]}.{source.stem}\n'
+                 '    options:\n      heading_level: 3\n      show_root_heading: true\n')
+  if folder == 'papers':
+    markdown += ''.join(map(_table, sorted(
+        (_ROOT / 'searchrl' / 'papers' / source.stem).glob('table*.toml'))))
+  return markdown
+
+
+def _table(file: pathlib.Path) -> str:
+  """Returns a paper's table as Markdown, with a part for each model."""
+  table = tomllib.loads(file.read_text('utf-8'))
+  lines = ['', f'### {table["title"]}', '', f'Score: `{table["score"]}`.']
+  for model, rows in table['groups'].items():
+    lines += ['', f'| {model} | {" | ".join(table["sets"])} |',
+              '|---' * (1 + len(table['sets'])) + '|']
+    lines += [f'| {name} | {" | ".join(f"{x:.3f}" for x in numbers)} |'
+              for name, numbers in rows.items()]
+  return '\n'.join([*lines, ''])
 
 
 def _reached() -> set[pathlib.Path]:
@@ -97,7 +123,7 @@ def _file(page: pathlib.Path, target: str) -> pathlib.Path | None:
 def _uri(path: pathlib.Path) -> str:
   """Returns a file's place in the site."""
   path = path.relative_to(_ROOT)
-  if path.parts[0] == 'docs':
+  if path.parts[0] == 'docs' and path.parts[1] != 'site':
     path = path.relative_to('docs')
   if path == pathlib.Path('README.md'):
     return 'index.md'
