@@ -177,8 +177,7 @@ def _validated(validation: Validation | None, state: Any,
   """Returns the validation's metric if it is due, and records it."""
   if not validation or not validation.is_due(record['steps'], steps):
     return {}
-  with progress_lib.phase('Computing the validation loss'):
-    loss = validation.loss(state)
+  loss = validation.loss(state)
   record.setdefault('validation', []).append([record['steps'], loss])
   return {'sft/val_loss': loss}
 
@@ -287,11 +286,13 @@ def language_loss(learner: learners.Learner, base: Any,
   """
   def loss(state):
     total = count = 0.0
-    for batch in batches:
-      weights = np.where(batch.loss_mask, batch.weights, 0).astype(np.float64)
-      total -= np.sum(
-          weights * learner.logprobs(state, learner.pack(batch), base))
-      count += weights.sum()
+    with progress_lib.phase('Computing the validation loss',
+                            total=len(batches), unit='part') as reach:
+      for batch in progress_lib.counted(batches, reach):
+        weights = np.where(batch.loss_mask, batch.weights, 0).astype(np.float64)
+        total -= np.sum(
+            weights * learner.logprobs(state, learner.pack(batch), base))
+        count += weights.sum()
     return float(total / count)
 
   return loss
