@@ -126,6 +126,15 @@ def test_rows_have_length_one_or_zero():
       np.linalg.norm(rows, axis=1), [1, 1, 0, 0, 1], atol=1e-6)
 
 
+def test_words_keep_their_combining_marks():
+  """Else these pairs of words would have the same consonants, and vectors."""
+  for text, other in (('हिन्दी', 'हन्द'), ('மொழி', 'மழ'), ('পানি', 'পনি')):
+    one, two = dense.hashed_ngrams([text, other])
+    assert abs(float(one @ two)) < 0.9
+  grams = [' हि', 'हिन', 'िन्', 'न्द', '्दी', 'दी ']
+  assert dense._count_grams('हिन्दी', 3) == dict.fromkeys(grams, 1)
+
+
 def test_vectors_are_the_same_in_every_process():
   rows = dense.hashed_ngrams(RIVERS.texts, dim=64)
   rounded = np.round(rows * 1000).astype('<i4')

@@ -54,6 +54,15 @@ def test_a_leak_is_found_behind_any_number_of_accents_in_no_time():
   assert time.process_time() - begun < 1  # a twentieth of a second
 
 
+@pytest.mark.parametrize('answer, question, is_leak', [
+    ('हिन्दुस्तान', 'हिन्दुस्तान कहाँ है?', True), ('कमला दास', 'कमली दासी कौन?', False),
+    ('مُحَمَّد', 'من هو محمد؟', True), ('שָׁלוֹם', 'מה זה שלום?', True),
+    ('ขนมปัง', 'ขนมปงคืออะไร', False)])
+def test_vowel_signs_are_letters_and_points_are_accents(
+    answer, question, is_leak):
+  assert proposals.leaks(answer, question) == is_leak
+
+
 @pytest.mark.parametrize('hops, turns, expected', [
     (1, [end('Albi', 'Which town?')], 1.0),
     (2, [search(), end('Jeanne Roux-Martin')], 1.0),

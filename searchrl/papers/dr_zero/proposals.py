@@ -15,6 +15,8 @@ import dataclasses
 import re
 import unicodedata
 
+import regex
+
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
 from searchrl.papers.dr_zero import rivals
@@ -23,6 +25,8 @@ from searchrl.trajectory import Question, Scores, Trajectory, Turn
 _THOUGHT = re.compile(r'<think>.*?</think>', re.DOTALL)
 _ASKED = re.compile(r'Hops: [0-9]+\nDocument: ?(.*)', re.DOTALL)
 _ALONE = ('yes', 'no')  # answers that need not occur in a document
+# Vowel signs of Indian and other scripts, which are not accents.
+_SIGN = regex.compile(r'[\p{M}&&\p{Alphabetic}&&\p{ccc=0}]', regex.V1)
 _SHORT = 4  # characters; shorter answers occur inside many longer words
 SHORT_WORDS, LONG_WORDS = 5, 10  # words of a good and of a fair answer
 
@@ -108,11 +112,11 @@ def leaks(answer: str, question: str) -> bool:
 
 
 def _plain(text: str) -> str:
-  """Returns only the letters and digits, in lower case and without accents."""
+  """Returns only letters, vowel signs and digits, in lower case, no accents."""
   return ''.join(  # per character: sorting many accents takes quadratic time
       part for char in text
       for part in unicodedata.normalize('NFKD', char).casefold()
-      if part.isalnum())
+      if part.isalnum() or _SIGN.match(part))
 
 
 def form(trajectory: Trajectory) -> Form:

@@ -22,6 +22,7 @@ import zlib
 
 from jaxtyping import Float, Int
 import numpy as np
+import regex
 
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import exact_device
@@ -110,8 +111,11 @@ def ngram_encoder(corpus: Corpus, *, dim: int = 512, n: int = 3) -> EncodeFn:
 
 
 def _count_grams(text: str, n: int) -> collections.Counter[str]:
+  # A word keeps its combining marks, which are no word characters for `re`.
+  has_marks = not text.isascii() and regex.search(r'\p{M}', text)
+  words = (regex if has_marks else re).findall(r'\w+', text.lower())
   return collections.Counter(itertools.chain.from_iterable(
-      _grams(word, n) for word in re.findall(r'\w+', text.lower())))
+      _grams(word, n) for word in words))
 
 
 @functools.lru_cache(maxsize=2**16)
