@@ -73,7 +73,8 @@ def on_page_markdown(markdown, page, config, files):
   markdown = _FORMULA.sub(
       lambda formula: converter.convert(formula[1], display='block'), markdown)
   if folder == 'algorithms':
-    markdown += (f'\n## Options\n\n::: {_API["algorithms"]}.{source.stem}\n'
+    markdown += ('\n## Options\n\nRecipes share some options, [those of their '
+                 f'module](../api/algorithms.md).\n\n::: {_API["algorithms"]}.{source.stem}\n'
                  '    options:\n      heading_level: 3\n      show_root_heading: true\n')
   if folder == 'papers':
     markdown += ''.join(map(_table, sorted(
