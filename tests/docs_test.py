@@ -310,8 +310,15 @@ def test_the_site_builds_without_a_warning(tmp_path):
        ROOT / 'docs/site/mkdocs.yml', '-d', tmp_path],
       capture_output=True, text=True, check=False)
   assert built.returncode == 0, built.stderr
-  page = (tmp_path / 'scale/index.html').read_text('utf-8')
-  assert 'href="../launch/#what-all-processes-share"' in page
+  for page, text in (
+      ('scale', 'href="../launch/#what-all-processes-share"'),
+      ('algorithms/grpo', '<msub><mi>A</mi><mi>i</mi></msub>'),
+      ('algorithms/grpo', 'advantages relative to the group'),  # the docstring
+      ('papers/search_r1', '<td>0.412</td>'),
+      ('api/losses', '  L = -min(rho A, clip(rho, 1 - clip_low, 1 +'),
+      ('api/trajectory', 'True where the policy sampled the token'),
+      ('tools/tiny_base.py', '<code>')):
+    assert text in (tmp_path / page / 'index.html').read_text('utf-8'), page
 
 
 def test_a_page_that_the_readme_links_to_leads_to_every_page():
