@@ -94,6 +94,7 @@ setuptools.setup(
                    'scann>=1.4.2; platform_system == "Linux"'],
         'gcs': ['etils[epath-gcs]>=1.12'],  # copies of data in gs://
         's3': ['etils[epath-s3]>=1.12'],  # and in s3://
+        'loggers': ['trackio>=0.20', 'wandb>=0.20'],
         'parquet': ['pyarrow>=17'],  # questions in Search-R1's files
         'serve': ['httptools>=0.6.3',  # servers need less CPU
                   'uvloop>=0.21; platform_system != "Windows"'],

@@ -95,7 +95,7 @@ def startup(root, cache, quick):
         '-m', 'searchrl.main', '--config=configs/dspo.py:smoke',
         f'--workdir={folder}/run', '--config.train.num_steps=1',
         '--config.evaluate.worlds.kinds=()', '--config.train.progress=False',
-        '--config.train.tensorboard=False'], cache)
+        '--config.train.loggers=()'], cache)
   return {'start-up, one step (main)': (wall, cpu)}
 
 

@@ -217,7 +217,9 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       lockstep=field('phase', one_of=('off', 'phase', 'call')),
       # Least seconds of silence that end a process.
       watchdog_secs=field(0, zero='never'),
-      tensorboard=True,  # True: writes TensorBoard files
+      # Where metrics go beside metrics.jsonl: tensorboard, wandb, trackio, or
+      # your 'module:function'.
+      loggers=('tensorboard',),
       progress=True,  # True: shows a progress line
   )
   config.guards = dict(  # reactions to alerts; see docs/guards.md

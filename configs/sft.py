@@ -128,7 +128,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       validate_every=field(20, zero='only before and after training'),
       # Updates from one checkpoint to the next.
       save_every=field(20, at_least=1),
-      tensorboard=True,
+      loggers=('tensorboard',),
       progress=True,
   )
   if args.size == 'smoke':  # a run of seconds, for tests

@@ -210,7 +210,7 @@ def command(folder):
   return (1, 'searchrl.main', '--config=configs/grpo.py:smoke',
           '--config.train.num_steps=4', '--config.train.max_staleness=1',
           '--config.evaluate.worlds.kinds=()',
-          '--config.train.tensorboard=False', f'--workdir={folder}')
+          '--config.train.loggers=()', f'--workdir={folder}')
 
 
 @pytest.mark.slow

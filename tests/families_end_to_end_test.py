@@ -134,7 +134,7 @@ def fields(case, folder):
       'learner.dtype': 'float32', 'learner.minibatches': 1,
       'optimizer.warmup_steps': 0, 'optimizer.learning_rate': 1e-4,
       'mesh.fsdp': 1, 'train.num_steps': 1, 'train.progress': False,
-      'train.tensorboard': False, 'evaluate.initial': False,
+      'train.loggers': (), 'evaluate.initial': False,
   } | ({'solver.path': folder / 'source', 'reward_options.attempts': 2,
         'solver.budgets.max_turns': 1,
         'solver.budgets.max_new_tokens': NEW_TOKENS}

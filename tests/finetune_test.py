@@ -29,13 +29,13 @@ import loopback
 import question_files_test
 
 PATIENCE = 300  # seconds; the machine may do much else
-QUIET = ('--config.train.tensorboard=False', '--config.train.progress=False',
+QUIET = ('--config.train.loggers=()', '--config.train.progress=False',
          '--config.mesh.data=1')
 
 
 def smoke(**changes):
   config = sft.get_config('smoke')
-  config.train.update(tensorboard=False, progress=False)
+  config.train.update(loggers=(), progress=False)
   config.mesh.update(data=8)
   config.learner.microbatch_rows = 8
   config.update(changes)

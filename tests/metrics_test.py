@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """metrics: no line is lost, torn or doubled."""
 
+import contextlib
 import json
 import math
 import os
+import pathlib
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -14,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from searchrl.runtime import loggers
 from searchrl.runtime import metrics
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEP = 'training/global_step'
 
 
@@ -24,7 +29,7 @@ def steps(path):
 
 
 def test_lines_are_on_disk_when_write_returns(tmp_path):
-  writer = metrics.Writer(tmp_path / 'run', tensorboard=False)
+  writer = metrics.Writer(tmp_path / 'run')
   writer.write(1, {'reward': np.float32(0.5), 'policy/entropy': jnp.ones(())})
   writer.write(2, {'reward': True, 'loss': math.nan, 'kl': -math.inf})
   first, second = (tmp_path / 'run/metrics.jsonl').read_text().splitlines()
@@ -38,7 +43,7 @@ def test_lines_are_on_disk_when_write_returns(tmp_path):
 
 
 def test_a_value_that_is_no_scalar_is_named(tmp_path):
-  writer = metrics.Writer(tmp_path, tensorboard=False)
+  writer = metrics.Writer(tmp_path)
   with pytest.raises(ValueError, match=r'but grads has shape \(2,\)'):
     writer.write(1, {'grads': np.ones(2)})
   with pytest.raises(ValueError, match=f'must leave {STEP} to `step`'):
@@ -47,11 +52,11 @@ def test_a_value_that_is_no_scalar_is_named(tmp_path):
 
 
 def test_a_resumed_run_neither_doubles_nor_loses_a_step(tmp_path):
-  writer = metrics.Writer(tmp_path, tensorboard=False)
+  writer = metrics.Writer(tmp_path)
   for step in range(1, 6):
     writer.write(step, {'reward': step / 10})
   writer.close()
-  writer = metrics.Writer(tmp_path, tensorboard=False)  # restored step 3
+  writer = metrics.Writer(tmp_path)  # restored step 3
   writer.truncate(3)
   assert steps(writer.path) == [1, 2, 3]
   for step in range(4, 7):
@@ -66,7 +71,7 @@ def test_a_torn_last_line_is_left_out_and_then_dropped(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   path.write_text(f'{{"{STEP}": 1}}\n{{"{STEP}": 2}}\n{{"training/glo')
   assert steps(path) == [1, 2]
-  writer = metrics.Writer(tmp_path, tensorboard=False)
+  writer = metrics.Writer(tmp_path)
   writer.write(3, {})
   assert steps(path) == [1, 2, 3]
 
@@ -76,7 +81,7 @@ def test_a_killed_process_leaves_whole_lines(tmp_path):
       [sys.executable, '-c', textwrap.dedent('''
           import sys
           from searchrl.runtime import metrics
-          writer = metrics.Writer(sys.argv[1], tensorboard=False)
+          writer = metrics.Writer(sys.argv[1])
           for step in range(10**9):
             writer.write(step, {'reward': 0.5})
             print(step, flush=True)
@@ -91,8 +96,7 @@ def test_a_killed_process_leaves_whole_lines(tmp_path):
 
 
 def test_tensorboard_mirrors_and_purges_what_will_come_again(tmp_path):
-  pytest.importorskip('tensorboardX')
-  writer = metrics.Writer(tmp_path)
+  writer = metrics.Writer(tmp_path, log_to=('tensorboard',))
   writer.write(1, {'reward': 0.5})
   writer.write(2, {'reward': 0.6})
   writer.truncate(1)
@@ -106,9 +110,69 @@ def test_tensorboard_mirrors_and_purges_what_will_come_again(tmp_path):
   assert [line['reward'] for line in metrics.read(writer.path)] == [0.5, 0.7]
 
 
-def test_without_tensorboardx_the_file_is_still_written(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'tensorboardX', None)
-  writer = metrics.Writer(tmp_path)
-  writer.write(1, {'reward': 0.5})
-  assert steps(writer.path) == [1]
-  assert not (tmp_path / 'tensorboard').exists()
+def test_a_package_that_is_missing_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'wandb', None)
+  with pytest.raises(ValueError, match='pip install wandb'):
+    loggers.resolve(['tensorboard', 'wandb'])
+  with pytest.raises(ValueError, match='train.loggers must be .*Ours are tens'):
+    loggers.resolve(['weights_and_biases'])
+
+
+def test_a_function_of_a_user_is_a_logger(tmp_path, monkeypatch):
+  (tmp_path / 'my_logger.py').write_text(
+      'from searchrl.runtime import loggers\n\n'
+      'def make(folder, config, first):\n'
+      '  file = (folder / "mine.txt").open("a")\n'
+      '  print(config["seed"], first, file=file)\n'
+      '  return loggers.Logger(\n'
+      '      lambda step, values: print(step, values, file=file), file.close)\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  writer = metrics.Writer(tmp_path, log_to=('my_logger:make',),
+                          config={'seed': 3})
+  writer.truncate(4)
+  writer.write(5, {'reward': 0.5})
+  writer.close()
+  assert (tmp_path / 'mine.txt').read_text() == "3 5\n5 {'reward': 0.5}\n"
+
+
+LOGS_STEPS = """
+import sys
+from searchrl.runtime import metrics
+writer = metrics.Writer(sys.argv[2], log_to=(sys.argv[1],))
+for step in map(int, sys.argv[3:]):
+  writer.write(step, {'reward': step / 10})
+writer.close()
+"""
+
+
+def logs(name, folder, environment):
+  """Two processes log to a run: steps 1 and 2, then step 3."""
+  for numbers in (('1', '2'), ('3',)):
+    subprocess.run([sys.executable, '-c', LOGS_STEPS, name, str(folder),
+                    *numbers], check=True, env=os.environ | environment,
+                   cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_in_the_same_run_of_trackio(
+    tmp_path):
+  pytest.importorskip('trackio', reason='needs pip install trackio')
+  logs('trackio', tmp_path / 'run', {'TRACKIO_DIR': str(tmp_path / 'trackio')})
+  database, = (tmp_path / 'trackio').glob('*.db')
+  with contextlib.closing(sqlite3.connect(database)) as connection:
+    rows = connection.execute(
+        'select run_name, step, metrics from metrics order by step').fetchall()
+  assert len({name for name, _, _ in rows}) == 1
+  assert [(step, json.loads(values)['reward']) for _, step, values in rows] == [
+      (1, 0.1), (2, 0.2), (3, 0.3)]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(tmp_path):
+  pytest.importorskip('wandb', reason='needs pip install wandb')
+  logs('wandb', tmp_path / 'run',
+       {'WANDB_MODE': 'offline', 'WANDB_SILENT': 'true'})
+  written = [*(tmp_path / 'run' / 'wandb').glob('offline-run-*')]
+  assert len(written) == 2  # by two processes, of one run
+  id_, = {log.name.partition('-run-')[2].partition('-')[2] for log in written}
+  assert id_ == json.loads((tmp_path / 'run/loggers.json').read_text())['wandb']

@@ -32,7 +32,7 @@ PATIENCE = 600  # seconds; the machine may do much else
 ARGUMENTS = (
     '--config=configs/grpo.py:smoke', f'--config.train.num_steps={STEPS}',
     '--config.train.checkpoint_every=100',  # only a stop saves, and the end
-    '--config.train.tensorboard=False', '--config.train.progress=False',
+    '--config.train.loggers=()', '--config.train.progress=False',
     '--config.evaluate.worlds.kinds=()',
     # Quick, and with outcomes that differ: one search, then an answer.
     '--config.data.mix=(1,)', '--config.data.per_hop=(100,)',

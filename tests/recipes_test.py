@@ -153,7 +153,7 @@ def short(name, steps=3):
   config.rollout.max_length = 320
   config.rollout.budgets.max_turns = 3
   config.train.update(num_steps=steps, checkpoint_every=10, progress=False,
-                      tensorboard=False)
+                      loggers=())
   return config
 
 

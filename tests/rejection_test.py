@@ -13,7 +13,7 @@ from searchrl.rollouts import records
 
 def config(**options):
   result = configured.get_config('smoke')
-  result.tuning.train.update(progress=False, tensorboard=False)
+  result.tuning.train.update(progress=False, loggers=())
   result.rejection.update(iterations=1)
   result.rejection.update(options)
   return result

@@ -32,7 +32,7 @@ def config(**changes):
   """The smoke size, quiet, and barely evaluated."""
   result = drzero.get_config('smoke')
   for role in (result.proposer, result.solver):
-    role.train.update(progress=False, tensorboard=False)
+    role.train.update(progress=False, loggers=())
   result.solver.evaluate.worlds.update(questions_per_hop=1, kinds=('known',))
   for name, value in changes.items():
     result.update_from_flattened_dict({name.replace('__', '.'): value})
@@ -234,8 +234,8 @@ def test_the_papers_size_is_tables_5_and_6_and_plans_two_models(size, capsys):
 # Killed ----------------------------------------------------------------------
 
 def arguments(folder):
-  quiet = [f'--config.{role}.train.{name}=False' for role in roles.ROLES
-           for name in ('progress', 'tensorboard')]
+  quiet = [f'--config.{role}.train.{field}' for role in roles.ROLES
+           for field in ('progress=False', 'loggers=()')]
   return ['--config=configs/drzero.py:smoke', f'--workdir={folder}', *quiet,
           "--config.solver.evaluate.worlds.kinds=('known',)",
           '--config.solver.evaluate.worlds.questions_per_hop=1']

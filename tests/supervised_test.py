@@ -121,7 +121,7 @@ def test_validation_comes_before_now_and_then_and_after(tmp_path):
     validation = supervised.Validation(
         lambda state: seen.append(1) or float(state.params['w'][0]), every=2)
     with contextlib.closing(metrics.Writer(
-        tmp_path, tensorboard=False, step_field='sft/step')) as writer:
+        tmp_path, step_field='sft/step')) as writer:
       return fit(tmp_path / 'checkpoints', batch_of=batch_of,
                  validation=validation, writer=writer)
 

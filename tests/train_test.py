@@ -37,7 +37,7 @@ def tiny(recipe, steps=2, **train_options):
   config = recipe.get_config('smoke')
   config.rollout.max_rounds = 2 if recipe is dspo else 1
   config.evaluate.worlds.update(questions_per_hop=1, kinds=('known',))
-  config.train.update(num_steps=steps, progress=False, tensorboard=False,
+  config.train.update(num_steps=steps, progress=False, loggers=(),
                       **train_options)
   return config
 

@@ -48,7 +48,7 @@ TIMED = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
 ASKED = ('search/batch_size', 'search/failed_queries', 'search/queries',
          'search/retries')  # requests: a failed one is asked again
 SHORT = ('--config.train.num_steps=4', '--config.train.checkpoint_every=1',
-         '--config.train.progress=False', '--config.train.tensorboard=False')
+         '--config.train.progress=False', '--config.train.loggers=()')
 EVALUATED = ("--config.evaluate.worlds.kinds=('known',)",
              '--config.evaluate.worlds.questions_per_hop=1')
 RECIPES = {  # name: command line
@@ -346,7 +346,7 @@ def child(name: str, seed: int, folder: str) -> None:
   config.data.world_seed = 1 + seed
   config.evaluate.worlds.world_seed = 101 + seed
   config.train.update(checkpoint_every=2, keep_checkpoints=6, progress=False,
-                      tensorboard=False)
+                      loggers=())
   config.evaluate.update(initial=False, every=0, noise=False,
                          decodings=('greedy',))
   config.evaluate.worlds.update(kinds=('known',), questions_per_hop=50)

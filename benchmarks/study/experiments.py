@@ -38,7 +38,7 @@ CURVE = {
     'evaluate.worlds.questions_per_hop': 32,
     'evaluate.worlds.max_hops': len(CURVE_HOPS),
     'evaluate.every': 6,  # steps
-    'train.tensorboard': False,
+    'train.loggers': (),
     'train.progress': False,
     'train.keep_checkpoints': 1,
 }
@@ -453,7 +453,7 @@ FORMAT = Experiment(
 # Self-play -------------------------------------------------------------------
 
 _QUIET = {f'{role}.train.{name}': value for role in ('proposer', 'solver')
-          for name, value in (('tensorboard', False), ('progress', False),
+          for name, value in (('loggers', ()), ('progress', False),
                               ('keep_checkpoints', 1))} | {
     'solver.evaluate.worlds.kinds': ()}  # judged afterwards, like all
 _LAST_SOLVER = 'iteration_2/solver'

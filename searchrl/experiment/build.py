@@ -41,7 +41,8 @@ _REWARDS = ('searchrl.agent.rewards:em, :subem, :f1, :em_with_fee, :format_em '
             'and :retrieval')
 FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
          'train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
-         'train.keep_checkpoints', 'train.progress', 'train.lockstep',
+         'train.keep_checkpoints', 'train.progress', 'train.loggers',
+         'train.lockstep',
          'train.stop_after', 'train.watchdog_secs', 'evaluate.every',
          'evaluate.limit', 'evaluate.num_sets_during', 'train.keep_best',
          'rollout.budgets.max_prompt_tokens',  # did not affect past rollouts

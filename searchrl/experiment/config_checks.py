@@ -17,6 +17,7 @@ from searchrl.models import lora as loras
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
 from searchrl.runtime import config_fields
+from searchrl.runtime import loggers
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.search import engines
@@ -53,6 +54,7 @@ def check(config) -> None:
         _check_deadline(spec, config.rollout)
   if 'guards' in config:
     guards.check(config.guards)
+  loggers.resolve(config.get('train', {}).get('loggers', ()))
 
 
 def _refuse(*cases: tuple[Any, str]) -> None:

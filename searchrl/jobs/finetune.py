@@ -45,7 +45,7 @@ from searchrl.training.supervised import Document
 from searchrl.trajectory import Segment
 
 _FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
-         'train.save_every', 'train.progress', 'train.tensorboard',
+         'train.save_every', 'train.progress', 'train.loggers',
          'plan.devices', 'plan.compile')
 
 
@@ -107,7 +107,8 @@ def run(config, workdir: str | pathlib.Path) -> None:
   directory.note('data', lambda: {
       name: supervised.sha256(file) for name, file in files.items()})
   with contextlib.closing(metrics.Writer(
-      folder, tensorboard=config.train.tensorboard, step_field='sft/step',
+      folder, log_to=config.train.loggers,
+      config=json.loads(config.to_json()), step_field='sft/step',
       enabled=processes.is_first())) as writer:
     state, record = fit(config, folder, model, learner, state, plan, train,
                         validation, writer)

@@ -67,7 +67,8 @@ def _train(config, folder: pathlib.Path) -> None:
     experiment = dataclasses.replace(experiment, params=None)  # makes room
   learner, base = experiment.learner, experiment.params
   with contextlib.closing(metrics.Writer(
-      folder, tensorboard=config.train.tensorboard,
+      folder, log_to=config.train.loggers,
+      config=json.loads(config.to_json()),
       enabled=processes.is_first())) as writer:
     writer.truncate(progress.step)
     processes.on_first(

@@ -51,6 +51,7 @@ _THEIRS = {  # our fields, with a remark where the meaning differs: their names
         'total_epochs num_train_epochs total_training_steps max_steps'),
     'train.checkpoint_every': 'save_freq save_steps',
     'train.keep_checkpoints': 'save_total_limit',
+    'train.loggers': 'report_to logger',
     'evaluate.every': 'test_freq eval_steps',
     'evaluate.initial': 'val_before_train',
 }

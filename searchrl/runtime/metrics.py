@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a run: writes scalars to metrics.jsonl and TensorBoard.
+"""Metrics of a run: writes scalars to metrics.jsonl and to loggers.
 
 `metrics.jsonl` is the source of truth, from which all else is derived. It is
 append-only, with one JSON object per write, which is on disk when `write`
@@ -9,8 +9,7 @@ returns. Only one process writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-import contextlib
+from collections.abc import Callable, Mapping, Sequence
 import json
 import math
 import os
@@ -20,35 +19,37 @@ from typing import Any, IO
 import numpy as np
 
 from searchrl.runtime import atomic_files
+from searchrl.runtime import loggers
 
 FILE = 'metrics.jsonl'
 STEP = 'training/global_step'
 
 
 class Writer:
-  """A writer that appends to `workdir`/metrics.jsonl and to TensorBoard.
+  """A writer that appends to `workdir`/metrics.jsonl and to loggers.
 
   Args:
     workdir: Directory of the run. It is made if it is missing. If it has a
       metrics file, lines are appended.
-    tensorboard: Whether to write `workdir`/tensorboard too, if tensorboardX is
-      installed.
+    log_to: Names of loggers, of `loggers.OURS` or as 'module:function'.
+    config: Config of the run by name, for the loggers.
     step_field: Name of the step in a line.
     enabled: False on all processes but the first. Then nothing is written, and
       `holds` is always True.
   """
 
   def __init__(self, workdir: str | os.PathLike[str], *,
-               tensorboard: bool = True, step_field: str = STEP,
+               log_to: Sequence[str] = (),
+               config: Mapping[str, Any] | None = None, step_field: str = STEP,
                enabled: bool = True):
     self._file: IO[str] | None = None
-    self._events: Any = None  # the first write opens them
+    self._loggers: list[loggers.Logger] | None = None  # the first write opens
     if not enabled:
       return
     folder = pathlib.Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     self.path, self._step_field = folder / FILE, step_field
-    self._events_dir = folder / 'tensorboard' if tensorboard else None
+    self._makers, self._config = loggers.resolve(log_to), config or {}
     self._purge_from: int | None = None
     self._file = self.path.open('a')
     # Drops half a line that a kill inside `write` may have left.
@@ -77,11 +78,11 @@ class Writer:
     self._file.write(json.dumps(line) + '\n')
     self._file.flush()
     os.fsync(self._file.fileno())
-    self._open_events()
-    if self._events is not None:
-      for name, value in floats.items():
-        self._events.add_scalar(name, value, int(step))
-      self._events.flush()
+    if self._loggers is None:
+      self._loggers = [make(self.path.parent, self._config, self._purge_from)
+                       for make in self._makers]
+    for logger in self._loggers:
+      logger.log(int(step), floats)
 
   def holds(self, step: int, prefix: str) -> bool:
     """Returns whether the step has a value whose name begins with `prefix`."""
@@ -103,22 +104,13 @@ class Writer:
     self._purge_from = step + 1
 
   def close(self) -> None:
-    """Closes the files."""
+    """Closes the file and the loggers."""
     if self._file is None:
       return
     self._file.close()
-    if self._events is not None:
-      self._events.close()
-    self._events = None
-
-  def _open_events(self) -> None:
-    if self._events is None and self._events_dir is not None:
-      with contextlib.suppress(ImportError):  # tensorboardX is optional
-        import tensorboardX
-        older = len(list(self._events_dir.glob('*')))  # names are by second
-        self._events = tensorboardX.SummaryWriter(
-            str(self._events_dir), purge_step=self._purge_from,
-            filename_suffix=f'.{older}')
+    for logger in self._loggers or ():
+      logger.close()
+    self._loggers = None
 
 
 def drop(workdir: str | os.PathLike[str], step: int, prefix: str) -> None:
