@@ -4,7 +4,6 @@
 
 from collections.abc import Callable
 from concurrent import futures
-import os
 from typing import Any
 
 import jax
@@ -34,7 +33,7 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
     The name and the shapes of each program.
   """
   shapes = set()
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+  with futures.ThreadPoolExecutor() as pool:
     compiling = []
 
     def stand_in(name: str) -> Callable[..., Any]:
