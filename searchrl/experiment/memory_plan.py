@@ -72,6 +72,7 @@ class Engine:
     return self.read / kind.bandwidth + self.sent / kind.link
 
 
+_PROCESS = 1.0 * GIB  # of a process without its arrays; see benchmarks/speed.md
 _NO_ENGINE = Engine(1, 0, 0, 0, 0, 0, 0)
 
 
@@ -82,6 +83,8 @@ class Update(NamedTuple):
   bytes: float = 0  # further bytes during an update; 0: there is none
   workspace: float = 0  # and bytes of cuDNN
   compiled: bool = False  # whether `bytes` is from the compiler or an estimate
+  # Bytes while a checkpoint is written beside the next rollouts, on a CPU host.
+  saving: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +111,8 @@ class Plan:
     chosen = self.engine
     return (sum(self.holds.values()) + engine.cache - chosen.cache
             + engine.frozen - chosen.frozen + max(
-                engine.besides, self.update.bytes + self.update.workspace))
+                engine.besides + self.update.saving,
+                self.update.bytes + self.update.workspace))
 
   @property
   def fits(self) -> bool:
@@ -144,6 +148,8 @@ def make(config) -> Plan:
   kind, mesh, name = _devices(config)
   update = _update(config, shape, mesh, kind)
   engine, engines, sampling = _rollouts(config, shape, mesh, kind)
+  if _platform(mesh, kind) == 'cpu':
+    sampling['Python, JAX, programs'] = _PROCESS / kind.a_process
   return Plan(
       devices=name, available=kind.gib * GIB,
       parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(
@@ -284,8 +290,12 @@ def _update(config, shape, mesh, kind) -> Update:
   else:
     size = update_memory.estimated(
         learner, name, on_tpu=_platform(mesh, kind) == 'tpu')
-  return Update(
-      holds, size, update_memory.workspace(learner, name), compiled)
+  # A copy of the state, and buffers of as many bytes that are compressed.
+  saving = 0 if 'rollout' not in config or (
+      _platform(mesh, kind) != 'cpu') else 2 * meshes.bytes_of(
+          learner.train_step.abstract_state())
+  return Update(holds, size, update_memory.workspace(learner, name), compiled,
+                saving)
 
 
 def _platform(mesh, kind) -> str:

@@ -38,6 +38,7 @@ def describe(plan: memory_plan.Plan) -> str:
   prefix = 'or ' * bool(plan.engine.besides)
   further = {
       'rollouts: weights, logits, a prefill (estimated)': plan.engine.besides,
+      'and rollouts: the checkpoint before, being written': update.saving,
       f'{prefix}update: gradients, activations ({how})': update.bytes,
       "and update: cuDNN's workspace, at most (by formula)": update.workspace}
   further = {name: size for name, size in further.items() if size}
