@@ -171,7 +171,7 @@ def test_a_host_without_accelerators_also_holds_checkpoints_and_itself():
       mesh=dict(data=8), plan=dict(compile=False)))
   held = dict(found.holds)
   own = held.pop('Python, JAX, programs')
-  assert own * 8 == GIB  # the devices of one process
+  assert own * 8 == pytest.approx(0.9 * GIB)  # the devices of one process
   state = (held['policy: trained parameters, float32']
            + held['policy: moments'])
   assert found.update.saving == pytest.approx(2 * state)

@@ -72,7 +72,7 @@ class Engine:
     return self.read / kind.bandwidth + self.sent / kind.link
 
 
-_PROCESS = 1.0 * GIB  # of a process without its arrays; see benchmarks/speed.md
+_PROCESS = 0.9 * GIB  # of a process without its arrays; see benchmarks/speed.md
 _NO_ENGINE = Engine(1, 0, 0, 0, 0, 0, 0)
 
 
