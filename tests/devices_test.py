@@ -2,6 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """devices: threads of simulated devices; kinds are tested with the plan."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from searchrl.runtime import devices
@@ -18,3 +22,20 @@ def test_simulated_devices_get_threads_to_wait_in(before, threads):
   environ = dict(before)
   devices.make_threads(environ)
   assert environ == before | ({'NPROC': threads} if threads else {})
+
+
+@pytest.mark.slow
+def test_programs_compile_for_gpus_on_a_machine_without_one():
+  pytest.importorskip('jax_cuda12_plugin', reason="needs '.[compile]'")
+  program = (
+      'import jax\n'
+      'from searchrl.runtime import devices\n'
+      'assert jax.devices()[0].platform == "cpu"\n'
+      'found = devices.to_compile_for(devices.KINDS["h200"], 8)\n'
+      'print(len(found), found[0].platform)\n')
+  environment = {name: value for name, value in os.environ.items()
+                 if name not in ('JAX_SKIP_CUDA_CONSTRAINTS_CHECK', 'XLA_FLAGS')}
+  printed = subprocess.run(
+      [sys.executable, '-c', program], env=environment | {
+          'JAX_PLATFORMS': 'cpu'}, check=True, capture_output=True, text=True)
+  assert printed.stdout.split() == ['8', 'gpu']
