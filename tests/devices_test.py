@@ -25,7 +25,8 @@ def test_simulated_devices_get_threads_to_wait_in(before, threads):
 
 
 @pytest.mark.slow
-def test_programs_compile_for_gpus_on_a_machine_without_one():
+@pytest.mark.parametrize('platforms', ['', 'cpu'])  # both find a CPU alone
+def test_programs_compile_for_gpus_on_a_machine_without_one(platforms):
   pytest.importorskip('jax_cuda12_plugin', reason="needs '.[compile]'")
   program = (
       'import jax\n'
@@ -37,5 +38,5 @@ def test_programs_compile_for_gpus_on_a_machine_without_one():
                  if name not in ('JAX_SKIP_CUDA_CONSTRAINTS_CHECK', 'XLA_FLAGS')}
   printed = subprocess.run(
       [sys.executable, '-c', program], env=environment | {
-          'JAX_PLATFORMS': 'cpu'}, check=True, capture_output=True, text=True)
+          'JAX_PLATFORMS': platforms}, check=True, capture_output=True, text=True)
   assert printed.stdout.split() == ['8', 'gpu']

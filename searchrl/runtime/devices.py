@@ -110,19 +110,16 @@ def _gpus_to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
   each = min(count, kind.a_process)  # GPUs of a host
   if count % each or not importlib.util.find_spec('jax_cuda12_plugin'):
     return None
-  _load_cuda_without_gpu()
   from jax.experimental import topologies  # needs the plugin
-  return topologies.get_topology_desc(
-      platform='cuda', topology_name=f'{kind.name}:{count}',
+  describe = functools.partial(
+      topologies.get_topology_desc, platform='cuda',
+      topology_name=f'{kind.name}:{count}',
       topology=f'1x{count // each}x{each}',
-      target_config=(_TARGETS / f'{kind.name}.txtpb').read_text()).devices
-
-
-@functools.cache
-def _load_cuda_without_gpu() -> None:
-  """Loads jax's plugin for CUDA, which does not load by itself without a GPU."""
-  if any(device.platform == 'gpu' for device in jax.devices()):
-    return
-  from jax_plugins import xla_cuda12
-  os.environ['JAX_SKIP_CUDA_CONSTRAINTS_CHECK'] = '1'
-  xla_cuda12.initialize()
+      target_config=(_TARGETS / f'{kind.name}.txtpb').read_text())
+  try:
+    return describe().devices
+  except NotImplementedError:  # the plugin does not load itself without a GPU
+    from jax_plugins import xla_cuda12
+    os.environ['JAX_SKIP_CUDA_CONSTRAINTS_CHECK'] = '1'
+    xla_cuda12.initialize()
+    return describe().devices
