@@ -31,6 +31,9 @@ from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import checkpoint
+from searchrl.search.index import dense
+from searchrl.search.index import exact_device
+from searchrl.search.index import vector_store
 
 
 def record(synced, progress, policy_step):
@@ -196,14 +199,32 @@ def test_where_it_cannot_work_it_is_refused(tmp_path, config, message):
     train.run(config, str(tmp_path / 'run'))
 
 
+def exact_on_eight(corpus):
+  """Exact search whose rows are on all devices of the policy."""
+  encode = dense.ngram_encoder(corpus)
+  rows = vector_store.InMemory(dense.encoded(encode, corpus.texts, 'passage'))
+  index = exact_device.build(rows, block_rows=-(-rows.count // 8))
+  return dense.searcher(corpus, encode, index)
+
+
 @pytest.mark.slow
 def test_on_several_devices_each_step_is_sampled_a_step_ahead(tmp_path):
+  """Decoding, exact search and updates share them; results as they arrive."""
   assert jax.device_count() == 8
-  train.run(config_of(grpo, 1), str(tmp_path))
+  for order in ('arrival', 'deterministic'):
+    config = config_of(grpo, 1)
+    config.search.engine = 'asynchronous_test:exact_on_eight'
+    config.search.options = {}
+    config.rollout.search_order = order
+    train.run(config, str(tmp_path / order))
   for number in range(1, 5):
-    sampled = records.read(
-        tmp_path / 'trajectories' / f'step_{number:06d}.jsonl.gz')
-    assert {t.policy_step for t in sampled} == {max(number - 2, 0)}
+    arrived, awaited = (records.read(
+        tmp_path / order / 'trajectories' / f'step_{number:06d}.jsonl.gz')
+                        for order in ('arrival', 'deterministic'))
+    assert {t.policy_step for t in arrived} == {max(number - 2, 0)}
+    assert [t.tokens for t in arrived] == [t.tokens for t in awaited]
+  assert train_test.state_digest(tmp_path / 'arrival')[0] == (
+      train_test.state_digest(tmp_path / 'deterministic')[0])
 
 
 def command(folder):

@@ -114,14 +114,15 @@ OPTIONS = dict(
     budgets=driver.Budgets(max_new_tokens=8, max_prompt_tokens=40))
 
 
-def test_a_second_model_is_for_one_device():
+def test_a_second_model_is_for_one_process(monkeypatch):
   alone = meshes.make(devices=jax.devices()[:1])
   sampler, params = policy.second(
       str(policy.TINY_BASE), field='judge.model', mesh=alone, **OPTIONS)
   assert sampler.engine.slots == 2
   assert {leaf.sharding.mesh for leaf in jax.tree.leaves(params)} == {alone}
-  with pytest.raises(ValueError, match='judge.model can be .* on one device '
-                     'alone, but there are 8. Serve .m. with configs/serve_mod'
+  monkeypatch.setattr(policy.processes, 'count', lambda: 2)
+  with pytest.raises(ValueError, match='judge.model can be .* in one process '
+                     'alone, but there are 2. Serve .m. with configs/serve_mod'
                      'el.py on other machines, and give its URL'):
     policy.second('m', field='judge.model', mesh=meshes.make(), **OPTIONS)
 

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """writer: a language model's documents, alone, in company, and in a run."""
 
+from concurrent import futures
 import functools
 
 import jax
+import numpy as np
 import pytest
 import tiny
 
@@ -12,6 +14,7 @@ from searchrl.experiment import policy
 from searchrl.papers.zerosearch import documents
 from searchrl.papers.zerosearch import model_writer
 from searchrl.papers.zerosearch.simulator_prompts import Prompts
+from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.search import engines
 from searchrl.search.corpus import Corpus
@@ -76,6 +79,27 @@ def test_an_engine_of_it_by_name():
   assert metrics['simulated/tokens'] > 0
   with pytest.raises(ValueError, match="'model' where a policy is trained"):
     engines.make(SIMULATED, corpus, writer='model')
-  with pytest.raises(ValueError, match='search.options.path can be sampled '
-                     'from .* on one device alone, but there are 8'):
-    model_writer.ModelWriter(loader(meshes.make()), prompts=PROMPTS, **OPTIONS)
+
+
+@pytest.mark.slow
+def test_on_several_devices_it_writes_while_others_compute(write):
+  """A program with a collective starts over and over in another thread."""
+  assert jax.device_count() == 8
+  mesh = jax.sharding.Mesh(np.array(jax.devices()), ('x',))
+  split = jax.sharding.PartitionSpec('x')
+  policy_step = dispatch.Ordered(jax.jit(jax.shard_map(
+      lambda x: x + jax.lax.psum(x, 'x'), mesh=mesh, in_specs=split,
+      out_specs=split)))
+  eight = model_writer.ModelWriter(
+      loader(meshes.make()), prompts=PROMPTS, **OPTIONS | dict(slots=9))
+  assert eight._sampler.engine.slots == 16
+  tasks = [task(f'the river of {i % 9}', i) for i in range(24)]
+  with futures.ThreadPoolExecutor(2) as threads:
+    written = [threads.submit(eight, tasks) for _ in range(2)]
+    state = jax.device_put(np.zeros(8, np.int32),
+                           jax.sharding.NamedSharding(mesh, split))
+    while not all(texts.done() for texts in written):
+      state = policy_step(state)
+    jax.block_until_ready(state)
+  texts = write(tasks)
+  assert [texts, texts] == [found.result() for found in written]

@@ -96,7 +96,10 @@ def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():
   assert weights == 2 * 3_085_938_688
   assert cache == pytest.approx(64 * 1024 * 36 * 2 * 2 * 128 * 2, rel=1e-3)
   assert found.peak - before.peak == weights + cache
-  made.plan.devices = 'h200-2'
+  made.plan.devices = 'h200-8'  # a copy and 8 slots on each
+  assert memory_plan.make(made).holds[
+      'search engine: 8 slots x 1024 tokens'] == cache / 8
+  made.plan.devices = 'h200-16'
   with pytest.raises(ValueError, match='search.options.path .* there are 2'):
     memory_plan.make(made)
 

@@ -212,7 +212,7 @@ def _rollouts(config, shape, mesh, kind
               % (a_process // tensor)))
   holds = {_cache_label(config, processes): chosen.cache}
   holds |= _index_of_search(config, a_process, kind)
-  holds |= _model_of_search(config, mesh.size)
+  holds |= _model_of_search(config, a_process, processes)
   if chosen.frozen:
     holds[f'frozen weights of rollouts, {config.rollout.dtype}'] = chosen.frozen
   return chosen, engines, holds
@@ -352,30 +352,31 @@ def _index_of_search(config, a_process: int, kind) -> dict[str, float]:
           for name, size in rows.items()}
 
 
-def _model_of_search(config, devices: int) -> dict[str, float]:
+def _model_of_search(config, a_process: int, processes: int
+                    ) -> dict[str, float]:
   """Returns the bytes of a model that the search engine samples from.
 
   Raises:
-    ValueError: The model cannot be on the policy's devices.
+    ValueError: The model cannot be beside the policy.
   """
   model = searches.spec(config.search).local_model
   if model is None:
     return {}
-  policy.check_second(model.path, field=model.field, devices=devices)
+  policy.check_second(model.path, field=model.field, count=processes)
   shape = weights.read_config(shape_folder(
       model.shape or model.path or str(policy.TINY_BASE)))
-  mesh = meshes.abstract(1)
+  mesh, slots = meshes.abstract(1), -(-model.slots // a_process)
   layout = layouts.make(
-      'ragged' if model.cache_tokens else 'xla', shape, slots=model.slots,
+      'ragged' if model.cache_tokens else 'xla', shape, slots=slots,
       block=_PAGE, length=model.length, parts=1,
-      pages=model.cache_tokens // _PAGE)
+      pages=model.cache_tokens // a_process // _PAGE)
   cache = jax.eval_shape(functools.partial(
       slots_lib.empty, shape, layout, 1, model.dtype))
   return {
       f'search engine: weights, {model.dtype}': _bytes_on(
           mesh, transformer.abstract(shape, model.dtype),
           transformer.logical_axes(shape)),
-      f'search engine: {model.slots} slots x {model.length} tokens':
+      f'search engine: {slots} slots x {model.length} tokens':
           _bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}
 
 

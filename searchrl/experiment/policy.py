@@ -200,9 +200,9 @@ def tested_attention(name: str, shape: transformer.TransformerConfig,
   return name
 
 
-def second(path: str, *, field: str, mesh: Mesh, dialogue: str, **options: Any
-          ) -> tuple[Sampler, transformer.Params]:
-  """Loads a second model beside the policy, as `load`, on one device.
+def second(path: str, *, field: str, mesh: Mesh, dialogue: str, slots: int,
+           **options: Any) -> tuple[Sampler, transformer.Params]:
+  """Loads a second model beside the policy, as `load`, on each device.
 
   Args:
     path: Path of the second model. '': the tiny base model.
@@ -210,22 +210,28 @@ def second(path: str, *, field: str, mesh: Mesh, dialogue: str, **options: Any
     mesh: Mesh of all processes.
     dialogue: Name, as 'module:function', of a function that makes a Dialogue
       for a Tokenizer.
+    slots: Number of concurrent conversations, which is rounded up to a multiple
+      of the devices.
     **options: Further arguments of `load`.
 
   Raises:
-    ValueError: There are several devices, or any of the reasons of `load`.
+    ValueError: There are several processes, or any of the reasons of `load`.
   """
-  check_second(path, field=field, devices=mesh.size)
+  check_second(path, field=field, count=processes.count())
   return load(model_folders.read(path or str(TINY_BASE), dialogue), mesh=mesh,
-              **options)
+              slots=-(-slots // mesh.size) * mesh.size, **options)
 
 
-def check_second(path: str, *, field: str, devices: int) -> None:
-  """Raises a ValueError if a second model cannot be beside the policy."""
-  if devices > 1:
+def check_second(path: str, *, field: str, count: int) -> None:
+  """Raises a ValueError if a second model cannot be beside the policy.
+
+  Several processes would exchange its samples, while each searches at a time of
+  its own.
+  """
+  if count > 1:
     raise ValueError(
-        f'{field} can be sampled from beside the policy on one device alone, '
-        f'but there are {devices}. Serve {path!r} with '
+        f'{field} can be sampled from beside the policy in one process alone, '
+        f'but there are {count}. Serve {path!r} with '
         'configs/serve_model.py on other machines, and give its URL instead.')
 
 

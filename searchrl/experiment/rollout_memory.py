@@ -1,0 +1,98 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Memory and time of rollouts, per device: an estimate from shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from searchrl.models import transformer
+from searchrl.models.inference import layouts
+from searchrl.models.inference import slots as slots_lib
+from searchrl.runtime import devices as devices_lib
+from searchrl.runtime import mesh as meshes
+
+PAGE = 128  # tokens per page of the KV cache
+_TILES = 64 * 128  # most tokens of a prefill
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+  """Costs per device of rollouts with one copy of the weights on some devices.
+
+  To sample a token in every slot, a device reads the weights and the cache of
+  full slots once. It sends around a ring what the devices of a copy sum up:
+  after attention, after the feed-forward layer, and the tokens' embeddings.
+  """
+
+  tensor: int  # devices per copy of the weights
+  frozen: float  # bytes of weights held all the time: a solver's, a thread's
+  cache: float  # bytes of the KV cache, held all the time
+  besides: float  # further bytes, held during rollouts only
+  read: float  # bytes read for a token in every slot
+  sent: float  # bytes sent for a token in every slot
+  slots: int  # slots of all devices together
+
+  def secs(self, kind: devices_lib.Kind) -> float:
+    """Returns the least seconds for a token in every slot.
+
+    Reading and sending alternate, so that their times add up.
+    """
+    return self.read / kind.bandwidth + self.sent / kind.link
+
+
+NONE = Engine(1, 0, 0, 0, 0, 0, 0)
+
+
+def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
+             ) -> Engine:
+  """Returns the estimated costs of rollouts with `tensor` devices per copy.
+
+  Weights are held during rollouts only, or all the time if rollouts run in a
+  thread: then those that are used and the next ones. A decode has three arrays
+  of the size of the logits, a prefill the activations of a layer, and weight
+  sync on GPUs another layout of the matrices of the vocabulary.
+  """
+  here = meshes.abstract(a_process, data=-1, tensor=tensor)
+  copies = here.shape['data']
+  slots, tokens = (count // processes // copies for count in (
+      config.rollout.max_num_seqs, config.rollout.cache_tokens))
+  layout = layouts.make(
+      'ragged' if tokens else 'xla', shape, slots=slots, block=PAGE,
+      length=config.rollout.max_length, parts=1, pages=tokens // PAGE)
+  cache = bytes_on(here, jax.eval_shape(functools.partial(
+      slots_lib.empty, shape, layout, copies, config.rollout.dtype)),
+                    slots_lib.logical_axes(shape, layout))
+  params, axes = transformer.abstract(
+      shape, config.rollout.dtype), transformer.logical_axes(shape)
+  weights_held = bytes_on(here, params, axes)
+  looked_up = bytes_on(here, params['embed'], axes['embed']) * (
+      'head' in params)  # only single rows are read
+  size = np.dtype(config.rollout.dtype).itemsize
+  row = slots * shape.hidden_size * size
+  vocabulary = sum(bytes_on(here, params[name], axes[name])
+                   for name in ('embed', 'head') if name in params)
+  ahead = config.train.max_staleness if 'train' in config else 0
+  working = max(3 * slots * shape.vocab_size * 4 / tensor, _TILES * size * (
+      4 * shape.hidden_size + 3 * shape.intermediate_size / tensor),
+                1.5 * vocabulary * (kind.torus is None))
+  return Engine(
+      tensor=tensor, cache=cache,
+      frozen=weights_held * (('solver' in config) + 2 * bool(ahead)),
+      slots=config.rollout.max_num_seqs,
+      besides=weights_held * (not ahead) + working,
+      read=weights_held - looked_up + cache,
+      sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))
+
+
+def bytes_on(mesh, tree: Any, axes: Any) -> float:
+  """Returns the bytes per device of arrays with logical axes on a mesh."""
+  return meshes.bytes_of(jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype,
+                                               sharding=sharding),
+      tree, meshes.shardings(mesh, axes)))
