@@ -123,7 +123,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       truncation=field('refuse', one_of=('refuse', 'renormalise')),
       # Concurrent conversations, a multiple of data * fsdp. This number and the
       # lengths and budgets below are the tiny bases'. For another model, those
-      # that nothing sets follow the model and the data (docs/data.md).
+      # that nothing sets follow the model, the data and the memory
+      # (docs/data.md).
       max_num_seqs=field(72, at_least=1),
       # Most tokens per conversation, prompt included.
       max_length=field(512, at_least=1),

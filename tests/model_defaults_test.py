@@ -3,6 +3,7 @@
 """A real model by its folder alone: what it gets, and what its jobs get."""
 
 import copy
+import functools
 import json
 import pathlib
 
@@ -25,6 +26,7 @@ from searchrl.evaluation import shards
 from searchrl.experiment import model_defaults
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
+from searchrl.experiment import rules
 from searchrl.jobs import ask
 from searchrl.jobs import evaluate
 from searchrl.jobs import export
@@ -149,6 +151,14 @@ def test_numbers_are_those_of_the_longest_prompt_and_of_the_passages(own):
   assert resolved.learner.pack_length == 0  # rollout.max_length
   model_folders.ModelFolder.admit(folder, policy.budgets_of(resolved))
   folder.check(policy.budgets_of(resolved), rollout.max_length)
+
+
+def test_slots_on_accelerators_are_64_a_copy_and_in_training_by_memory(own):
+  config, _, _ = own
+  config.rollout.tensor = 2
+  resolve = functools.partial(model_defaults.resolved, config, devices='h200-8')
+  assert resolve().rollout.max_num_seqs == 64 * 4
+  assert 'rollout.max_num_seqs' in dict(rules.unset(resolve(trains=True)))
 
 
 def test_short_conversations_get_what_all_their_budgets_take(own):

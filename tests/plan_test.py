@@ -23,6 +23,7 @@ from searchrl.rl import algorithms
 from searchrl.runtime import devices
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime.devices import GIB
+from searchrl.search import engines
 from searchrl.search.index import open_index
 from searchrl.training import learner as learners
 from searchrl.training import optimizer
@@ -272,7 +273,9 @@ def test_remat_follows_the_memory(on, size, capsys):
   made = grpo.get_config(f'qwen2.5-{size}')
   made.plan.update(devices=on, compile=False)
   assert made.learner.remat == 'auto'
-  found = memory_plan.chosen(made).learner
+  found = memory_plan.chosen(made)
+  made.rollout.max_num_seqs = found.rollout.max_num_seqs
+  found = found.learner
   assert (f"learner.remat='{found.remat}', learner.microbatch_rows="
           f'{found.microbatch_rows}.' in capsys.readouterr().err)
   fitting = []
@@ -285,6 +288,48 @@ def test_remat_follows_the_memory(on, size, capsys):
   assert (found.remat, found.microbatch_rows) == [*fitting, ('nothing', 8)][0]
   assert bool(fitting) == (
       on == 'h200-8' or size == '3b' and on != 'v5e-8')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size, on', [
+    ('3b', 'v5e-8'), ('3b', 'h200-8'), ('14b', 'h100-8'), ('14b', 'v6e-8')])
+def test_slots_follow_the_memory(size, on, capsys):
+  """256 a copy, or half as many until they fit beside the least update.
+
+  There are at least 16, where it does not fit.
+  """
+  made = grpo.get_config(f'qwen2.5-{size}')
+  made.plan.update(devices=on, compile=False)
+  found = memory_plan.chosen(made).rollout.max_num_seqs
+  assert f'rollout.max_num_seqs={found}, learner.r' in capsys.readouterr().err
+  made.learner.update(remat='nothing', microbatch_rows=8)
+  fits = {}
+  for each in (256, 128, 64, 32, 16):
+    made.rollout.max_num_seqs = 8 * each
+    plan_ = memory_plan.make(made)
+    fits[8 * each] = plan_.peak + plan_.update.bytes / 10 <= (
+        .92 * plan_.available)
+  assert found == max([n for n in fits if fits[n]], default=128)
+  assert (found == 2048) == (on == 'h200-8')
+  made.rollout.max_num_seqs = 48
+  assert memory_plan.chosen(made).rollout.max_num_seqs == 48  # given
+
+
+@pytest.mark.slow
+def test_a_step_with_few_conversations_or_a_slow_engine_takes_few_slots():
+  made = grpo.get_config('qwen2.5-3b')
+  made.plan.update(devices='h200-8', compile=False)
+  slots = lambda: memory_plan.chosen(made).rollout.max_num_seqs
+  assert slots() == 256 * 8
+  made.rollout.tensor = 2
+  assert slots() == 256 * 4
+  made.rollout.update(questions_per_step=20, group_size=5, tensor=1)
+  assert slots() == 13 * 8  # of 100
+  made.rollout.update(questions_per_step=512)
+  made.search.engine = 'remote'
+  with mock.patch.object(engines.Spec, 'deadline_secs',
+                         lambda self, queries: queries / 10):
+    assert slots() == 512  # within 60 seconds; 1,024 are not
 
 
 def test_rows_that_are_given_stay_and_few_documents_have_one_row_each():

@@ -20,12 +20,15 @@ import pathlib
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from searchrl.experiment import build
 from searchrl.experiment import model_defaults
+from searchrl.experiment import model_folders
 from searchrl.experiment import policy
+from searchrl.experiment import rollout_memory
+from searchrl.experiment import rules
 from searchrl.experiment import search as searches
+from searchrl.experiment.rollout_memory import Engine
 from searchrl.models import attention
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -40,40 +43,11 @@ from searchrl.training import update_memory
 
 SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
 ROOM = 0.92  # usable share of the memory; the runtime needs the rest
-_PAGE = 128  # tokens per page of the KV cache
-_TILES = 64 * 128  # most tokens of a prefill
 _MANY = 10**6  # updates, with which any warm-up ends
 _REMATS = ('', 'dots', 'nothing')  # the fastest first
+_SLOTS = 16, 256  # least and most slots per copy of the weights that are chosen
 _DOCUMENTS = 32  # least documents of a batch per row and device, to have two
-
-
-@dataclasses.dataclass(frozen=True)
-class Engine:
-  """Costs per device of rollouts with one copy of the weights on some devices.
-
-  To sample a token in every slot, a device reads the weights and the cache of
-  full slots once. It sends around a ring what the devices of a copy sum up:
-  after attention, after the feed-forward layer, and the tokens' embeddings.
-  """
-
-  tensor: int  # devices per copy of the weights
-  frozen: float  # bytes of weights held all the time: a solver's, a thread's
-  cache: float  # bytes of the KV cache, held all the time
-  besides: float  # further bytes, held during rollouts only
-  read: float  # bytes read for a token in every slot
-  sent: float  # bytes sent for a token in every slot
-  slots: int  # slots of all devices together
-
-  def secs(self, kind: devices_lib.Kind) -> float:
-    """Returns the least seconds for a token in every slot.
-
-    Reading and sending alternate, so that their times add up.
-    """
-    return self.read / kind.bandwidth + self.sent / kind.link
-
-
 _PROCESS = 0.9 * GIB  # of a process without its arrays; see benchmarks/speed.md
-_NO_ENGINE = Engine(1, 0, 0, 0, 0, 0, 0)
 
 
 class Update(NamedTuple):
@@ -159,51 +133,100 @@ def make(config) -> Plan:
 
 
 def chosen(config) -> Any:
-  """Returns the config with its remat by the memory there is, if it is 'auto'.
+  """Returns the config with its slots and its remat by the memory there is.
 
-  It is the fastest that fits by the estimates, with a tenth of the update to
-  spare. If learner.microbatch_rows is 0, it is chosen, too: two rows per device
-  if they fit and a batch has many of them, else one. The choice is printed.
+  A choice is the fastest that fits by the estimates, with a tenth of the update
+  to spare, and is printed:
+
+  - rollout.max_num_seqs, if nothing sets it and the devices are no CPU: for
+    each copy of the weights 256, or what a step needs, or half as many until
+    the search engine answers so many queries in time, and until they fit beside
+    an update with the least remat, but not below 16 for want of room.
+  - learner.remat, if it is 'auto', and then learner.microbatch_rows, if it is
+    0: two rows per device if they fit and a batch has many of them, else one.
   """
-  if 'learner' not in config or config.learner.remat != 'auto':
-    return config
-  remat, rows = processes.on_first('remat', lambda: _choice(config))
   config = copy.deepcopy(config)
-  with config.unlocked():
-    config.learner.update(remat=remat, microbatch_rows=rows)
-  processes.say(f'Chosen by memory: learner.remat={remat!r}, '
-                f'learner.microbatch_rows={rows}.')
+  choices: dict[str, Any] = {}
+  if _slots_follow(config):
+    choices['rollout.max_num_seqs'] = processes.on_first(
+        'slots', lambda: _slots(config))
+    config.rollout.max_num_seqs = choices['rollout.max_num_seqs']
+  if 'learner' in config and config.learner.remat == 'auto':
+    remat, rows = processes.on_first('remat', lambda: _remat(config))
+    choices |= {'learner.remat': remat, 'learner.microbatch_rows': rows}
+    with config.unlocked():
+      config.learner.update(remat=remat, microbatch_rows=rows)
+  if choices:
+    processes.say('Chosen by memory: ' + ', '.join(
+        f'{name}={value!r}' for name, value in choices.items()) + '.')
   return config
 
 
-def _choice(config) -> tuple[str, int]:
+def _slots_follow(config) -> bool:
+  """Returns whether the number of slots follows the memory."""
+  return bool({'learner', 'rejection'} & {*config}) and (
+      'rollout.max_num_seqs' in dict(rules.unset(config))) and (
+      bool(config.plan.devices) or jax.default_backend() != 'cpu') and (
+          not model_folders.is_tiny(config.model.path))
+
+
+def _slots(config) -> int:
+  """Returns the number of slots that `chosen` takes, over all copies."""
+  trial, ways, size = _trial(config)
+  if 'learner' in config and config.learner.remat == 'auto':
+    trial.learner.update(
+        remat=_REMATS[-1],
+        microbatch_rows=config.learner.microbatch_rows or ways)
+  copies = max(size // config.rollout.tensor, 1)
+  search = searches.spec(config.search)
+  each = min(_SLOTS[1], -(-rows_of(config) // copies))
+  while each > 1:
+    trial.rollout.max_num_seqs = each * copies
+    is_in_time = search.deadline_secs(
+        each * copies) < config.rollout.search_timeout_secs
+    if is_in_time and (each < 2 * _SLOTS[0] or _has_room(make(trial))):
+      break
+    each //= 2
+  return each * copies
+
+
+def _remat(config) -> tuple[str, int]:
   """Returns the remat and the rows of a micro-batch that `chosen` takes."""
-  trial = copy.deepcopy(config)
-  with trial.unlocked():
-    trial.plan.compile = False
-    mesh = _devices(trial)[1]
-    ways = mesh.shape['data'] * mesh.shape['fsdp']
-    documents = rows_of(config) // config.learner.get('minibatches', 1)
-    for remat, each in itertools.product(_REMATS, (2, 1)):
-      rows = config.learner.microbatch_rows or each * ways
-      if each > 1 and documents < _DOCUMENTS * each * ways:
-        continue
-      trial.learner.update(remat=remat, microbatch_rows=rows)
-      plan = make(trial)
-      if plan.peak + 0.1 * plan.update.bytes <= ROOM * plan.available:
-        break
+  trial, ways, _ = _trial(config)
+  documents = rows_of(config) // config.learner.get('minibatches', 1)
+  for remat, each in itertools.product(_REMATS, (2, 1)):
+    rows = config.learner.microbatch_rows or each * ways
+    if each > 1 and documents < _DOCUMENTS * each * ways:
+      continue
+    trial.learner.update(remat=remat, microbatch_rows=rows)
+    if _has_room(make(trial)):
+      break
   return remat, rows
+
+
+def _trial(config) -> tuple[Any, int, int]:
+  """Returns a config to try choices in, the rows' ways, and the devices."""
+  trial = copy.deepcopy(config)
+  trial.unlock()
+  trial.plan.compile = False
+  mesh = _devices(trial)[1]
+  return trial, mesh.shape['data'] * mesh.shape['fsdp'], mesh.size
+
+
+def _has_room(plan: Plan) -> bool:
+  """Returns whether a plan fits, with a tenth of the update to spare."""
+  return plan.peak + 0.1 * plan.update.bytes <= ROOM * plan.available
 
 
 def _rollouts(config, shape, mesh, kind
              ) -> tuple[Engine, tuple[Engine, ...], dict[str, float]]:
   """Returns the config's engine, the possible ones, and the bytes they hold."""
   if 'rollout' not in config:
-    return _NO_ENGINE, (), {}
+    return rollout_memory.NONE, (), {}
   a_process = min(kind.a_process, mesh.size)
   processes = mesh.size // a_process
   engine = functools.partial(
-      _engine, config, shape, kind, a_process, processes)
+      rollout_memory.estimated, config, shape, kind, a_process, processes)
   chosen = engine(config.rollout.tensor)
   engines = tuple(
       engine(tensor) for tensor in range(1, a_process + 1)
@@ -247,6 +270,8 @@ def shape_folder(path: str) -> str:
 
 def rows_of(config) -> int:
   """Returns the largest number of trajectories or documents in a batch."""
+  if 'rejection' in config:
+    return config.rejection.questions_a_round * config.rejection.samples
   if 'rollout' in config:
     return config.rollout.questions_per_step * config.rollout.group_size
   return config.batch.documents or config.batch.tokens
@@ -279,7 +304,7 @@ def _update(config, shape, mesh, kind) -> Update:
   """Returns the bytes of a training; of a config without one, the policy's."""
   if 'learner' not in config:
     dtype = config.model.dtype
-    return Update({f'policy, {dtype}': _bytes_on(
+    return Update({f'policy, {dtype}': rollout_memory.bytes_on(
         mesh, transformer.abstract(shape, dtype),
         transformer.logical_axes(shape))})
   learner, name = learner_of(config, shape, mesh, kind)
@@ -330,7 +355,7 @@ def _holds(config, shape, learner, mesh) -> dict[str, float]:
         trained.params)
     holds[f'{network}: moments'] = meshes.bytes_of(trained.opt_state)
   if learner.needs_base:
-    holds[f'reference policy, {config.model.dtype}'] = _bytes_on(
+    holds[f'reference policy, {config.model.dtype}'] = rollout_memory.bytes_on(
         mesh, transformer.abstract(shape, config.model.dtype),
         transformer.logical_axes(shape))
   return holds
@@ -368,62 +393,13 @@ def _model_of_search(config, a_process: int, processes: int
   mesh, slots = meshes.abstract(1), -(-model.slots // a_process)
   layout = layouts.make(
       'ragged' if model.cache_tokens else 'xla', shape, slots=slots,
-      block=_PAGE, length=model.length, parts=1,
-      pages=model.cache_tokens // a_process // _PAGE)
+      block=rollout_memory.PAGE, length=model.length, parts=1,
+      pages=model.cache_tokens // a_process // rollout_memory.PAGE)
   cache = jax.eval_shape(functools.partial(
       slots_lib.empty, shape, layout, 1, model.dtype))
   return {
-      f'search engine: weights, {model.dtype}': _bytes_on(
+      f'search engine: weights, {model.dtype}': rollout_memory.bytes_on(
           mesh, transformer.abstract(shape, model.dtype),
           transformer.logical_axes(shape)),
       f'search engine: {slots} slots x {model.length} tokens':
-          _bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}
-
-
-def _engine(config, shape, kind, a_process: int, processes: int, tensor: int
-           ) -> Engine:
-  """Returns the estimated costs of rollouts with `tensor` devices per copy.
-
-  Weights are held during rollouts only, or all the time if rollouts run in a
-  thread: then those that are used and the next ones. A decode has three arrays
-  of the size of the logits, a prefill the activations of a layer, and weight
-  sync on GPUs another layout of the matrices of the vocabulary.
-  """
-  here = meshes.abstract(a_process, data=-1, tensor=tensor)
-  copies = here.shape['data']
-  slots, tokens = (count // processes // copies for count in (
-      config.rollout.max_num_seqs, config.rollout.cache_tokens))
-  layout = layouts.make(
-      'ragged' if tokens else 'xla', shape, slots=slots, block=_PAGE,
-      length=config.rollout.max_length, parts=1, pages=tokens // _PAGE)
-  cache = _bytes_on(here, jax.eval_shape(functools.partial(
-      slots_lib.empty, shape, layout, copies, config.rollout.dtype)),
-                    slots_lib.logical_axes(shape, layout))
-  params, axes = transformer.abstract(
-      shape, config.rollout.dtype), transformer.logical_axes(shape)
-  weights_held = _bytes_on(here, params, axes)
-  looked_up = _bytes_on(here, params['embed'], axes['embed']) * (
-      'head' in params)  # only single rows are read
-  size = np.dtype(config.rollout.dtype).itemsize
-  row = slots * shape.hidden_size * size
-  vocabulary = sum(_bytes_on(here, params[name], axes[name])
-                   for name in ('embed', 'head') if name in params)
-  ahead = config.train.max_staleness if 'train' in config else 0
-  working = max(3 * slots * shape.vocab_size * 4 / tensor, _TILES * size * (
-      4 * shape.hidden_size + 3 * shape.intermediate_size / tensor),
-                1.5 * vocabulary * (kind.torus is None))
-  return Engine(
-      tensor=tensor, cache=cache,
-      frozen=weights_held * (('solver' in config) + 2 * bool(ahead)),
-      slots=config.rollout.max_num_seqs,
-      besides=weights_held * (not ahead) + working,
-      read=weights_held - looked_up + cache,
-      sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))
-
-
-def _bytes_on(mesh, tree: Any, axes: Any) -> float:
-  """Returns the bytes per device of arrays with logical axes on a mesh."""
-  return meshes.bytes_of(jax.tree.map(
-      lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype,
-                                               sharding=sharding),
-      tree, meshes.shardings(mesh, axes)))
+          rollout_memory.bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}

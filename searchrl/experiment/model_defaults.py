@@ -34,11 +34,12 @@ from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage, Question
 
 _BUDGETS = 'rollout.budgets.'
+_BY_MEMORY = 'rollout.max_num_seqs'  # in training on accelerators
 # In the order in which they are chosen: later ones read earlier ones.
 SAMPLING = (
     *(_BUDGETS + name for name in ('max_turns', 'top_k', 'max_new_tokens',
                                    'passage_tokens', 'max_prompt_tokens')),
-    'rollout.max_length', 'rollout.max_num_seqs')
+    'rollout.max_length', _BY_MEMORY)
 TRAINING = ('optimizer.learning_rate', 'algorithm.length',
             'algorithm.max_length', 'algorithm.buffer',
             'tuning.learner.pack_length', 'tuning.optimizer.learning_rate')
@@ -68,7 +69,8 @@ def resolved(config, folder: pathlib.Path | None = None, *,
   Args:
     config: Config of a job with a model, a dialogue and rollouts.
     folder: Directory of the run, if it may have begun.
-    trains: True if the job trains, and its learning rate follows the model.
+    trains: True if the job trains. Its learning rate then follows the model,
+      and `memory_plan.chosen` chooses its slots on accelerators.
     devices: Devices of `config.plan.devices`. '': those of this machine.
 
   Raises:
@@ -79,7 +81,8 @@ def resolved(config, folder: pathlib.Path | None = None, *,
   _set_engine(config, folder)
   names = (*SAMPLING, *(TRAINING if trains else ()))
   unset = {name: field for name, field in rules.unset(config) if name in names}
-  if config.dialogue and not unset:
+  if config.dialogue and (not unset or trains and {*unset} == {_BY_MEMORY} and
+                          not _machine(config, devices)[0]):
     return config
   with progress.phase('Reading the tokenizer'):
     path = weights.locate(str(config.model.path or policy.TINY_BASE))
@@ -98,7 +101,8 @@ def resolved(config, folder: pathlib.Path | None = None, *,
     return config
   with progress.phase('Measuring prompts and passages'):
     chosen = processes.on_first('defaults', lambda: _chosen(
-        config, path, [name for name in names if name in unset], devices))
+        config, path, [name for name in names if name in unset], devices,
+        trains))
   _assign(config, chosen, unset)
   _say_chosen(config, chosen)
   return config
@@ -194,7 +198,7 @@ def _get(tree: Any, name: str) -> Any:
   return tree
 
 
-def _chosen(config, path: str, names: list[str], devices: str
+def _chosen(config, path: str, names: list[str], devices: str, trains: bool
            ) -> dict[str, Any]:
   """Returns the dialogue, if none is named, and the values of the names."""
   _, shape, tokenizer = model_folders.parts(path)
@@ -226,8 +230,8 @@ def _chosen(config, path: str, names: list[str], devices: str
               get(_BUDGETS + 'max_prompt_tokens')
               + get(_BUDGETS + 'max_new_tokens')),
           shape.max_position_embeddings),
-      'rollout.max_num_seqs': lambda: (
-          _rounded(16, copies) if on_cpu else 64 * copies),
+      _BY_MEMORY: lambda: (
+          _rounded(16, copies) if on_cpu else None if trains else 64 * copies),
       'optimizer.learning_rate': lambda: _rate(config.model),
       'algorithm.length': lambda: _most_written(get),
       'algorithm.max_length': lambda: _most_written(get),
@@ -237,7 +241,7 @@ def _chosen(config, path: str, names: list[str], devices: str
   }
   for name in names:
     chosen[name] = choices[name]()
-  return chosen
+  return {name: value for name, value in chosen.items() if value is not None}
 
 
 def _rate(model: Any) -> float:

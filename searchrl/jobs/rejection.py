@@ -7,6 +7,7 @@ the model of the previous iteration. Existing results are not made again.
 """
 
 from collections.abc import Sequence
+import copy
 import pathlib
 import sys
 from typing import Any
@@ -18,6 +19,7 @@ from searchrl.data import jsonl
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
+from searchrl.experiment import memory_plan
 from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
@@ -46,6 +48,8 @@ def run(config, workdir: str) -> None:
   folder = pathlib.Path(workdir)
   _check(config)
   config = model_defaults.resolved(config, folder, trains=True)
+  config.rollout.max_num_seqs = memory_plan.chosen(
+      phases(config)['sampling']).rollout.max_num_seqs
   options = config.rejection
   model = policy.folder_of(config)
   directory = workdirs.Workdir(folder, config, ('rejection.iterations',))
@@ -72,7 +76,7 @@ def run(config, workdir: str) -> None:
 
 def phases(config) -> dict[str, Any]:
   """Returns the config of each phase by its name; read by `jobs.plan`."""
-  sampling = config.copy_and_resolve_references()
+  sampling = copy.deepcopy(config)  # knows what nothing has set
   tuning = _tuning(config, config.model.path, pathlib.Path(_DATA))
   with sampling.unlocked():
     del sampling.learner
