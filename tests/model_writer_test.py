@@ -99,7 +99,6 @@ def test_on_several_devices_it_writes_while_others_compute(write):
     state = jax.device_put(np.zeros(8, np.int32),
                            jax.sharding.NamedSharding(mesh, split))
     while not all(texts.done() for texts in written):
-      state = policy_step(state)
-    jax.block_until_ready(state)
+      state = jax.block_until_ready(policy_step(state))
   texts = write(tasks)
   assert [texts, texts] == [found.result() for found in written]

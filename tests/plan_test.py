@@ -287,7 +287,7 @@ def test_remat_follows_the_memory(on, size, capsys):
         fitting.append((remat, rows))
   assert (found.remat, found.microbatch_rows) == [*fitting, ('nothing', 8)][0]
   assert bool(fitting) == (
-      on == 'h200-8' or size == '3b' and on != 'v5e-8')
+      on.startswith('h') or size == '3b' and on != 'v5e-8')
 
 
 @pytest.mark.slow

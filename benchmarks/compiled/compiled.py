@@ -23,7 +23,9 @@ All figures are of one chip and one unit of work:
   score       a micro-batch                  W
   reference   the same of another policy     W
   ppo-update  a micro-batch, with a critic   2 W + 2 S / M, of both networks
+  dspo-update the same of DSPO's loss        2 W + 2 S / M
   values      a micro-batch, of the critic   W
+  advantages  PPO's (GAE) of a batch         the batch, on one chip
   search      64 queries                     the rows and their scales
 
   W  weights in bfloat16, but an untied input embedding
@@ -42,6 +44,7 @@ whole model, whose layers are one loop; their rows are full, too.
   XLA's       `cost_analysis` of a call, each loop's body once; else with trips
   temporary   that a call holds beside arguments and results
   copied      leaves of the cache, in loops and around them
+  compiled    CPU seconds of tracing and compilation, on all cores together
   sent        to other chips, as around a ring; needed: weights gathered, in an
               update twice, and gradients scattered; where chips share layers,
               what two products of a layer add up, and its gradients, too; all
@@ -62,6 +65,7 @@ import json
 import math
 import pathlib
 import sys
+import time
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -71,6 +75,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import hlo
+from configs import dspo
 from configs import grpo
 from configs import ppo
 from searchrl.experiment import build
@@ -87,11 +92,13 @@ from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
 from searchrl.search.index import exact_device
+from searchrl import trajectory
 
 CHIPS = ('v5e', 'v5p', 'v6e', 'a100', 'h100', 'h200', 'b200')
 DTYPE = 'bfloat16'  # of the engine
 PROGRAMS = ('decode', 'append', 'copy', 'begin', 'release', 'hand-over',
-            'update', 'score', 'reference', 'ppo-update', 'values', 'search')
+            'update', 'score', 'reference', 'ppo-update', 'values',
+            'dspo-update', 'advantages', 'search')
 WIKIPEDIA, WIDTH = 21_015_324, 768  # passages of wiki-18, and their vectors
 _SLICES = (4, 8, 16, 32, 64, 128, 256)  # chips of a topology
 
@@ -129,6 +136,7 @@ class Found:
   must_send: float
   copied_in_loops: float  # leaves of the cache
   copied_around: float
+  secs: float  # of the host's CPU, to compile
 
 
 def main() -> None:
@@ -163,7 +171,7 @@ def parsed() -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   several = lambda text: [int(x) for x in text.split(',')]
   parser.add_argument('--chip', choices=CHIPS, default='v6e')
-  parser.add_argument('--size', default='3b', help='of a Qwen2.5')
+  parser.add_argument('--size', default='3b', help='of a Qwen2.5, or qwen3-8b')
   parser.add_argument('--programs', default=','.join(PROGRAMS))
   parser.add_argument('--layers', type=int, default=4)
   parser.add_argument('--slots', type=several, default=[64])
@@ -193,9 +201,11 @@ def parsed() -> argparse.Namespace:
 
 def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
   """Of each row: its label, whether layers are unrolled, shape -> Program."""
-  configs = [algorithm.get_config(f'qwen2.5-{options.size}')
-             for algorithm in (grpo, ppo)]
-  for config in configs:
+  configs = dict.fromkeys(PROGRAMS, grpo) | dict.fromkeys(
+      ('ppo-update', 'values', 'advantages'), ppo) | {'dspo-update': dspo}
+  configs = {name: recipe.get_config(name_of(options.size))
+             for name, recipe in configs.items()}
+  for config in configs.values():
     config.rollout.max_length = options.row_length
     config.learner.remat = options.remat
   mesh = mesh_of(options.chip, options.fsdp, options.chips // options.fsdp)
@@ -215,7 +225,12 @@ def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
       yield f'{name}, {mesh.size} chips', False, lambda _: search(mesh)
     else:
       yield f'{name}, {split}', False, partial(
-          learner, name, configs[name in ('ppo-update', 'values')], mesh)
+          learner, name, configs[name], mesh)
+
+
+def name_of(size: str) -> str:
+  """The name of a model in the recipes' configs."""
+  return size if '-' in size else f'qwen2.5-{size}'
 
 
 def mesh_of(chip: str, fsdp: int, tensor: int) -> jax.sharding.Mesh:
@@ -241,7 +256,7 @@ def of_depths(options, label: str, is_unrolled: bool,
              ) -> tuple[int, Found, Found, list[dict[str, Any]]]:
   """The layers compiled, what was found, that of all layers, what is sent."""
   shape = weights.read_config(memory_plan.shape_folder(
-      grpo.get_config(f'qwen2.5-{options.size}').model.path))
+      grpo.get_config(name_of(options.size)).model.path))
   depth = shape.num_hidden_layers
   many = min(options.layers, depth) if is_unrolled else depth
 
@@ -408,6 +423,8 @@ def learner(name: str, config, mesh, shape) -> Program:
       config.rollout.max_length)
   made = build.learner(config, build.algorithm(config), shape, mesh,
                        build.attend(config, kind, mesh))
+  if name == 'advantages':
+    return advantages(made, memory_plan.rows_of(config), mesh)
   arguments = made.abstract_update(memory_plan.rows_of(config))
   _, state, frozen, stacked, _, count = arguments
   params = state['policy'].params
@@ -421,7 +438,7 @@ def learner(name: str, config, mesh, shape) -> Program:
       2 * rows * length * shape.hidden_size * mesh.shape['tensor'] / mesh.size)
   flops = model_flops(shape, np.full(rows, length)) / mesh.size
   common = dict(tokens=rows * length, units=micros, trips=micros)
-  if name in ('update', 'ppo-update'):
+  if name.endswith('update'):
     networks = len(state)  # a critic is as large as the policy
     return Program(
         ((made.train_step.update, arguments, {}),), flops=networks * flops,
@@ -437,6 +454,20 @@ def learner(name: str, config, mesh, shape) -> Program:
       ((score, (params, frozen, stacked.layout, stacked.batch.tokens, count),
         {}),),
       flops=flops / 3, needed=once, must_send=gathered + summed, **common)
+
+
+def advantages(made, rows: int, mesh) -> Program:
+  """The advantages of a whole batch, from values and from the reference."""
+  batch = trajectory.collate([], group_ids=[], policy_step=0, rows=rows,
+                             length=made.train_step.length)
+  scores = np.zeros(batch.tokens.shape, np.float32)
+  batch = dataclasses.replace(batch, **dict.fromkeys(
+      (*made.train_step.algorithm.needs, 'old_logprobs'), scores))
+  one = meshes.sharding(meshes.in_order(mesh.devices[:1, :1, :1]), ())
+  given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=one), batch)
+  return Program(((made.train_step.advantages, (given,), {}),),
+                 needed=meshes.bytes_of(given), flops=0)
 
 
 def search(mesh, queries: int = 64, k: int = 10) -> Program:
@@ -467,8 +498,10 @@ def measured(program: Program, label: str, flags: str = '', keep: str = ''
   flags = dict(x.split('=') for x in flags.split(',') if x)
   total, exchanges = {}, []
   for number, (function, args, kwargs) in enumerate(program.calls):
+    began = time.process_time()
     compiled = function.lower(*args, **kwargs).compile(
         compiler_options=flags or None)
+    secs = time.process_time() - began
     text = compiled.as_text()
     if keep:
       pathlib.Path(keep).mkdir(parents=True, exist_ok=True)
@@ -477,7 +510,7 @@ def measured(program: Program, label: str, flags: str = '', keep: str = ''
     found, sent = of_text(text, program)
     exchanges += sent
     found |= dict(
-        by_xla=(compiled.cost_analysis() or {}).get(  # None for GPUs
+        secs=secs, by_xla=(compiled.cost_analysis() or {}).get(  # None for GPUs
             'bytes accessed', 0.0),
         temporary=compiled.memory_analysis().temp_size_in_bytes)
     held = max(found['temporary'], total.get('temporary', 0))  # one by one
@@ -635,6 +668,7 @@ def line(label: str, layers: int, found: Found, whole: Found,
       'tokens/s': f'{whole.tokens / secs[bound]:.0f}' if whole.tokens else '',
       'MFU': f'{whole.model_flops / chip.flops / secs[bound]:.3f}'
              if whole.model_flops else '',
+      'compiled, CPU s': f'{found.secs:.0f}',
   }
 
 

@@ -129,6 +129,11 @@ def test_what_a_learner_needs_by_hand():
       (2 * every * 4 * 64 + 2 * 2 * 4 * 16 * 4 * 64 ** 2) / 4)
 
 
+def test_advantages_need_the_batch_by_hand():
+  """Of 16 rows of 64 tokens: ids, a mask and log-probs of three policies."""
+  assert learner('advantages').needed == 16 * (64 * (4 + 1 + 3 * 4) + 4 * 4 + 3)
+
+
 def test_a_micro_batch_that_is_scored_computes_what_the_model_does():
   """And no more than a tenth beside: attention to what causality hides."""
   found, sent = compiled.measured(learner('score'), 'test')
