@@ -278,8 +278,8 @@ def _layers(params, tokens, positions, cache, tiles: Tiles, config, layout):
   return x, tuple(new)
 
 
-# A program within programs is traced and lowered once for all layers.
-@functools.partial(jax.jit, static_argnums=(5, 6), inline=False)
+# It is traced once for all layers, and leaves no call in the programs.
+@functools.partial(jax.jit, static_argnums=(5, 6), inline=True)
 def _layer(weights, layer, x, positions, tiles, config, layout):
   """Runs one layer."""
   return transformer.Block(config).apply(
