@@ -56,7 +56,7 @@ def launch(name, *arguments, path='', **variables):
 def test_all_are_here():
   assert {'README.md', 'babysit_tpu.sh', 'build_index.sh', 'explicit.sh',
           'gpu_host.sh', 'k8s/jobset.yaml', 'run.sh', 'serve_search.sh',
-          'slurm.sbatch', 'tpu_pod.sh', 'xpk.md'} == set(TEXTS)
+          'skypilot.yaml', 'slurm.sbatch', 'tpu_pod.sh', 'xpk.md'} == set(TEXTS)
 
 
 @pytest.mark.parametrize('name', SCRIPTS)
@@ -113,6 +113,22 @@ def test_exit_codes_that_the_scripts_go_by_are_ours():
   assert f'code == {watchdog.EXIT_CODE} ' in read('slurm.sbatch')
   assert f'{signals.EXIT_CODE} if a signal' in read('run.sh')
   assert f'code == {signals.EXIT_CODE} ' in read('slurm.sbatch')
+
+
+def test_skypilots_task_runs_the_hosts_script(tmp_path):
+  yaml = pytest.importorskip('yaml')
+  task = yaml.safe_load(read('skypilot.yaml'))
+  assert task['file_mounts']['/runs']['name'] == '${BUCKET}'
+  assert '--workdir=/runs/' in task['envs']['FLAGS']
+  for part in ('setup', 'run'):
+    subprocess.run(['bash', '-n', '-c', task[part]], check=True)
+  (tmp_path / 'searchrl' / 'bin').mkdir(parents=True)
+  (tmp_path / 'searchrl' / 'bin' / 'activate').touch()
+  run = task['run'].replace('gpu_host.sh', 'gpu_host.sh --dry-run')
+  printed = subprocess.run(
+      ['bash', '-c', run], cwd=ROOT, text=True, check=True, capture_output=True,
+      env=environment(**task['envs'], HOME=str(tmp_path), GPUS='1')).stdout
+  assert task['envs']['FLAGS'] in printed
 
 
 def test_jobset_starts_one_process_a_pod():
