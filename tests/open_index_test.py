@@ -150,6 +150,16 @@ def test_auto_goes_by_size_and_memory(
   assert choose() not in ('scann', 'hnsw')
 
 
+def test_a_search_from_disk_is_announced(tmp_path, monkeypatch, capsys):
+  folder = make_index(tmp_path)
+  monkeypatch.setattr(exact_device, 'free_bytes', lambda: 0)
+  engines.make('dense', CORPUS, index=folder)
+  assert 'are searched from disk' in capsys.readouterr().err
+  assert 'not on the devices' in str(
+      open_index.rows_on_devices(0.0, index=folder))
+  assert open_index.rows_on_devices(0.0, index=folder, backend='numpy') == {}
+
+
 def test_training_and_evaluation_share_one_index(tmp_path, monkeypatch):
   folder = make_index(tmp_path)
   builds, build = [], exact_device.build

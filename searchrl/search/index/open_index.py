@@ -16,6 +16,7 @@ import os
 import pathlib
 from typing import Any
 
+from searchrl.runtime import processes
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import approximate
 from searchrl.search.index import dense
@@ -70,6 +71,9 @@ def indexed(
   store = open_store(folder, corpus)
   if backend == 'auto':
     backend = choose(store, folder, storage=storage, memory_share=memory_share)
+    if backend == 'numpy':
+      processes.say(_from_disk(folder, _bytes_of_rows(store, storage),
+                               memory_share))
   index = _cached(str(folder), store.fingerprint, backend, storage, min_recall,
                   batch, visited)
   return dense.searcher(
@@ -147,6 +151,14 @@ def _bytes_of_rows(store: vector_store.Store, storage: str) -> int:
       '', {}, store.count, store.dim, storage).disk_bytes
 
 
+def _from_disk(folder: str | pathlib.Path, size: float, share: float) -> str:
+  """Returns a sentence that says why rows are searched from disk, slowly."""
+  return (f'The {size / 1e9:.3g} GB of rows of {folder} are searched from disk, '
+          f'which is slow, because they take more than {share} of the free '
+          "memory. Set search.options.memory_share, or backend='exact' for the "
+          'memory all the same, or build ScaNN or HNSW over them.')
+
+
 def rows_on_devices(
     memory: float, *, index: str | pathlib.Path, backend: str = 'auto',
     storage: str = 'bfloat16', memory_share: float = 0.3) -> dict[str, float]:
@@ -161,7 +173,11 @@ def rows_on_devices(
       vector_store.open_(pathlib.Path(index) / 'vectors'), storage)
   on_them = backend == 'exact' or (
       backend == 'auto' and rows <= memory_share * memory)
-  return {f'rows of {index}, {storage}': float(rows)} if on_them else {}
+  if on_them:
+    return {f'rows of {index}, {storage}': float(rows)}
+  return {f'rows of {index}: not on the devices, where {backend!r} would take '
+          f'{memory_share} of the memory at most': 0.0} if (
+              backend == 'auto') else {}
 
 
 def open_index(store: vector_store.Store, folder: str | pathlib.Path,
