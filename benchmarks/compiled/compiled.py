@@ -57,7 +57,7 @@ On GPUs, products have default tiles, as nothing was tried on a device.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
@@ -167,7 +167,7 @@ def main() -> None:
   print('\n'.join(['', *failed]))
 
 
-def parsed() -> argparse.Namespace:
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   several = lambda text: [int(x) for x in text.split(',')]
   parser.add_argument('--chip', choices=CHIPS, default='v6e')
@@ -192,7 +192,7 @@ def parsed() -> argparse.Namespace:
   parser.add_argument('--flags', default='', help='of XLA: name=value,...')
   parser.add_argument('--json', default='', help='a file to append records to')
   parser.add_argument('--keep', default='', help='a folder for the texts')
-  options = parser.parse_args()
+  options = parser.parse_args(arguments)
   if options.layers < 2:
     parser.error('--layers must be at least 2: half as many are compiled, too')
   options.fsdp = options.fsdp or options.chips

@@ -349,3 +349,31 @@ def test_weights_are_handed_over_once(chip, fsdp, tensor, to):
   assert .99 <= found.touched / found.needed <= 1.15
   assert found.temporary <= 16e6
   assert found.sent == pytest.approx(found.must_send, rel=.02)
+
+
+_V6E_FLAGS = ','.join((  # as the launchers set them
+    'xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000',
+    'xla_tpu_enable_async_collective_fusion_fuse_all_gather=true',
+    'xla_enable_async_all_gather=true'))
+
+
+@pytest.mark.long
+@for_a_tpu
+@pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
+@pytest.mark.parametrize('arguments, gigabytes, sent', [
+    ('--chip=h200 --programs=update --remat=dots', 255, .97),
+    ('--chip=h200 --programs=dspo-update', 255, .97),
+    ('--chip=h200 --programs=ppo-update', 455, .97),
+    ('--chip=h200 --chips=8 --programs=search', 2.1 * 32.4 / 8, None),
+    ('--chip=h200 --chips=1 --programs=search', 2.1 * 32.4, None),
+    (f'--chip=v6e --programs=update --flags={_V6E_FLAGS}', 145, 1.06)])
+def test_whole_programs_keep_to_the_page(arguments, gigabytes, sent):
+  """A 3B model on 8 chips, and Wikipedia; README.md beside this has a table."""
+  if 'h200' in arguments and not importlib.util.find_spec('jax_cuda12_plugin'):
+    pytest.skip("needs jax's plugin for CUDA: pip install -e '.[compile]'")
+  options = compiled.parsed(arguments.split())
+  (label, is_unrolled, make), = compiled.cases(options)
+  _, _, whole, _ = compiled.of_depths(options, label, is_unrolled, make)
+  assert whole.touched <= gigabytes * 1e9
+  if sent:
+    assert whole.sent <= sent * whole.must_send
