@@ -31,6 +31,8 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: The config cannot be evaluated.
   """
   config_checks.check(config)
+  if config.search.engine and not config.evaluate.run:  # known without a run
+    _check_sets(config)
   folder = pathlib.Path(workdir)
   config = run_defaults.complete(
       config, config.evaluate.run, 'evaluate.run', folder)
