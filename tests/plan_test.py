@@ -324,7 +324,7 @@ def test_a_step_with_few_conversations_or_a_slow_engine_takes_few_slots():
   made.rollout.tensor = 2
   assert slots() == 256 * 4
   made.rollout.update(questions_per_step=20, group_size=5, tensor=1)
-  assert slots() == 13 * 8  # of 100
+  assert slots() == 13 * 8  # the least multiple of 8 above 100
   made.rollout.update(questions_per_step=512)
   made.search.engine = 'remote'
   with mock.patch.object(engines.Spec, 'deadline_secs',

@@ -52,7 +52,8 @@ def test_every_command_of_a_table_names_a_config(name, small):
           instruct = MODELS.get(f'{model}-instruct', MODELS[model])
           assert role.model.path in {MODELS[model].hub_id, instruct.hub_id}
       if source.method:
-        assert source.method in made.evaluate.methods  # of the last command
+        # The last command evaluates the method.
+        assert source.method in made.evaluate.methods
   assert not small or {*ways} <= {*table['rows']}
 
 

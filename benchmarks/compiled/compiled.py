@@ -136,7 +136,7 @@ class Found:
   must_send: float
   copied_in_loops: float  # leaves of the cache
   copied_around: float
-  secs: float  # of the host's CPU, to compile
+  secs: float  # CPU seconds that the host needs to compile it
 
 
 def main() -> None:

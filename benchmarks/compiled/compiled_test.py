@@ -130,7 +130,7 @@ def test_what_a_learner_needs_by_hand():
 
 
 def test_advantages_need_the_batch_by_hand():
-  """Of 16 rows of 64 tokens: ids, a mask and log-probs of three policies."""
+  """16 rows of 64 tokens have ids, a mask and log-probs of three policies."""
   assert learner('advantages').needed == 16 * (64 * (4 + 1 + 3 * 4) + 4 * 4 + 3)
 
 

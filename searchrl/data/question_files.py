@@ -19,7 +19,7 @@ from typing import Any
 from searchrl.data import forms
 from searchrl.data import jsonl
 
-SUFFIXES = ('.jsonl', '.jsonl.gz', '.parquet')  # of a folder's files
+SUFFIXES = ('.jsonl', '.jsonl.gz', '.parquet')  # names that a folder may hold
 _SEPARATORS = {'.csv': ',', '.tsv': '\t'}
 # Key of a record -> columns of a parquet file that may hold its value.
 _COLUMNS = {'question': ('question', 'prompt'),

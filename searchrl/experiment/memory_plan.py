@@ -47,7 +47,8 @@ _MANY = 10**6  # updates, with which any warm-up ends
 _REMATS = ('', 'dots', 'nothing')  # the fastest first
 _SLOTS = 16, 256  # least and most slots per copy of the weights that are chosen
 _DOCUMENTS = 32  # least documents of a batch per row and device, to have two
-_PROCESS = 0.9 * GIB  # of a process without its arrays; see benchmarks/speed.md
+# Bytes that a process needs besides its arrays; see benchmarks/speed.md.
+_PROCESS = 0.9 * GIB
 
 
 class Update(NamedTuple):

@@ -34,7 +34,7 @@ from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage, Question
 
 _BUDGETS = 'rollout.budgets.'
-_BY_MEMORY = 'rollout.max_num_seqs'  # in training on accelerators
+_BY_MEMORY = 'rollout.max_num_seqs'  # field that accelerators' memory sets
 # In the order in which they are chosen: later ones read earlier ones.
 SAMPLING = (
     *(_BUDGETS + name for name in ('max_turns', 'top_k', 'max_new_tokens',

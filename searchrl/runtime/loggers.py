@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from searchrl.runtime import atomic_files
 from searchrl.runtime import plugins
 
-_IDS = 'loggers.json'  # in the folder of a run: the ids of its logs
+_IDS = 'loggers.json'  # file with the ids of a run's logs, in its folder
 
 
 class Logger(NamedTuple):
-  """What a maker of loggers returns."""
+  """Two functions that send metrics to one place and end the log there."""
 
   log: Callable[[int, Mapping[str, float]], Any]  # a step and its metrics
   close: Callable[[], Any]  # sends what is left

@@ -85,8 +85,8 @@ def over_devices(
   Raises:
     ValueError: cache_tokens is set for a layout without pages.
   """
-  # A slot of at most two blocks is cheaper to read whole. Kernels take blocks
-  # of a multiple of 16 tokens.
+  # A slot of at most two blocks is cheaper to read whole. The tokens of a
+  # kernel's block are a multiple of 16.
   whole = length if implementation == 'xla' else -(-length // 16) * 16
   block = block if length > 2 * block else whole
   copies = kv_cache.copies(shardings)

@@ -31,8 +31,8 @@ _AXIS = 'rows'
 _FEW, _MANY = 4, 16  # more than _FEW batches are joined into calls of _MANY
 _GROUP = 128  # columns that share a maximum
 _PIECE = 8192  # rows that are sent at once: tensorstore reads these fastest
-_BLOCK = 65_536  # rows
-_MOST_BLOCKS = 64  # of a GPU
+_BLOCK = 65_536  # rows that are compared at once
+_MOST_BLOCKS = 64  # blocks that a GPU has at most
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
