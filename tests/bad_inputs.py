@@ -237,6 +237,8 @@ FIELDS = (
     _field('rollout.dtype=int8', "'float32'"),
     _field('rollout.attention=fast', "'auto'"),
     _field('rollout.search_order=random', "'arrival'"),
+    _field('rollout.search_order=arrival search.engine=dense '
+           "search.options={'index':'x','backend':'mesh'}", "backend='mesh'"),
     _field('rollout.async_decode=2', 'true or false'),
     _field('rollout.search_timeout_secs=0', 'above 0'),
     _field('rollout.max_length=100', 'a prompt and a turn', '96 + 48'),

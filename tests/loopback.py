@@ -156,7 +156,7 @@ def run(
       return done
 
 
-def outputs(processes: int, code: str, **options) -> dict[str, list[Any]]:
+def outputs(processes: int, code: str, *args: str, **options) -> dict[str, list[Any]]:
   """Runs a program that calls out(name, value) for each of its results.
 
   The program also finds message(function, *args): the text of the error that
@@ -165,7 +165,7 @@ def outputs(processes: int, code: str, **options) -> dict[str, list[Any]]:
   Returns:
     {name: [the value of process 0, of process 1, ...]}.
   """
-  done = run(processes, _OUTPUT + code, **options)
+  done = run(processes, _OUTPUT + code, *args, **options)
   results = [dict(map(json.loads, re.findall(r'^\[".*', d.stdout, re.M)))
              for d in done]  # Gloo prints, too
   assert all(result.keys() == results[0].keys() for result in results)

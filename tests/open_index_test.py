@@ -156,8 +156,16 @@ def test_a_search_from_disk_is_announced(tmp_path, monkeypatch, capsys):
   engines.make('dense', CORPUS, index=folder)
   assert 'are searched from disk' in capsys.readouterr().err
   assert 'not on the devices' in str(
-      open_index.rows_on_devices(0.0, index=folder))
-  assert open_index.rows_on_devices(0.0, index=folder, backend='numpy') == {}
+      open_index.rows_on_devices(0.0, 1, index=folder))
+  assert open_index.rows_on_devices(0.0, 1, index=folder, backend='numpy') == {}
+
+
+def test_processes_split_the_rows_of_one_index(tmp_path):
+  folder = make_index(tmp_path)
+  rows = open_index.rows_on_devices(0.0, 4, index=folder, backend='mesh')
+  assert [*rows.values()] == [60 * 64 * 2 / 4]  # bfloat16
+  assert 'over 4 processes' in str(
+      open_index.rows_on_devices(0.0, 4, index=folder))
 
 
 def test_training_and_evaluation_share_one_index(tmp_path, monkeypatch):

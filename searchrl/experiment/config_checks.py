@@ -52,6 +52,7 @@ def check(config) -> None:
       engines.check(spec)
       if 'rollout' in config:
         _check_deadline(spec, config.rollout)
+        _check_joint(spec, config.rollout)
   if 'guards' in config:
     guards.check(config.guards)
   loggers.resolve(config.get('train', {}).get('loggers', ()))
@@ -83,6 +84,20 @@ def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
         f'{rollout.search_timeout_secs:g}: the cause of a failure would be '
         f'lost. Raise it, or lower {spec.field}.deadline_secs (an engine that '
         'sends a request a query needs more connections, too).')
+
+
+def _check_joint(spec: engines.Spec, rollout: Any) -> None:
+  """Raises a ValueError if processes cannot search an index together."""
+  if not spec.is_joint:
+    return
+  _refuse(
+      (rollout.search_order == 'arrival',
+       "rollout.search_order must be 'deterministic' or 'auto' where "
+       f"{spec.field} has backend='mesh', but is 'arrival': processes search "
+       'together, and wait for each other.'),
+      (sum(leaf.is_joint for leaf in spec.leaves) > 1,
+       f"{spec.field} must have backend='mesh' once at most, but has it more "
+       "often. Take 'exact' or an approximate index for the others."))
 
 
 def check_questions(config) -> None:

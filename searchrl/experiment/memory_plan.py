@@ -235,7 +235,7 @@ def _rollouts(config, shape, mesh, kind
               config.rollout.max_num_seqs // processes
               % (a_process // tensor)))
   holds = {_cache_label(config, processes): chosen.cache}
-  holds |= _index_of_search(config, a_process, kind)
+  holds |= _index_of_search(config, a_process, processes, kind)
   holds |= _model_of_search(config, a_process, processes)
   if chosen.frozen:
     holds[f'frozen weights of rollouts, {config.rollout.dtype}'] = chosen.frozen
@@ -370,10 +370,11 @@ def _cache_label(config, processes: int) -> str:
       f', in pages of {tokens} tokens together' if tokens else '')
 
 
-def _index_of_search(config, a_process: int, kind) -> dict[str, float]:
+def _index_of_search(config, a_process: int, processes: int, kind
+                    ) -> dict[str, float]:
   """Returns the bytes of an index's rows that are on the devices."""
   rows = searches.spec(config.search).rows_on_devices(
-      a_process * kind.gib * GIB)
+      a_process * kind.gib * GIB, processes)
   return {f'search engine: {name}': size / a_process
           for name, size in rows.items()}
 

@@ -100,7 +100,8 @@ class Sampler:
     Each process samples its share with its own slots, searches and schedule. At
     the end all processes exchange the results. If a copy of the weights spans
     processes, all of them sample everything in lockstep, and the first one
-    searches.
+    searches. In a joint search (`engine_wrappers.is_joint`), a process waits
+    until the others search, too, or have finished.
 
     Args:
       weights: Weights that `sync` returned.
@@ -122,14 +123,20 @@ class Sampler:
       that were not needed; and the search calls of all processes.
     """
     self.engine.load(weights, temperature, truncation, self.stop_table)
+    schedule, finish = self.schedule, functools.partial(
+        engine_wrappers.finish, search)
+    if engine_wrappers.is_joint(search):
+      schedule = dataclasses.replace(
+          schedule, search_order='deterministic', search_calls=1,
+          search_timeout_secs=_SEARCH_WAIT_SECS)
     if not self.together:
       requests = processes.share(requests)
-    elif not processes.is_first():
-      search = _no_search
+    else:
+      search = _searches_of_first(search)
     sample = functools.partial(
         driver.run, engine=self.engine, search=search, dialogue=self.dialogue,
         tokenizer=self.tokenizer, budgets=self.budgets, step=step,
-        policy_step=policy_step, schedule=self.schedule, watch=watch,
+        policy_step=policy_step, schedule=schedule, watch=watch,
         agree=_results_of_first if self.together else lambda results: results)
     if requests:
       with progress.phase('Compiling the programs that sample'):
@@ -137,6 +144,7 @@ class Sampler:
     rollouts = _with_retries(sample, requests, search, search_retries, enough)
     self.engine.unload()
     if not self.together:
+      finish()
       return _of_all_processes(rollouts)
     processes.agree('trajectories', _digest(rollouts.trajectories))
     return rollouts
@@ -196,9 +204,19 @@ def _records(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
   return [trajectory_lib.to_json(t) for t in trajectories]
 
 
-def _no_search(queries: Sequence[Query]) -> list[Passages]:
-  """Returns no passages; the first process's results are used instead."""
-  return [()] * len(queries)
+def _searches_of_first(search: SearchFn) -> engine_wrappers.Wrapped:
+  """Returns a search of the first process, in which the others take part.
+
+  The others return no passages; the first process's results are used instead.
+  """
+  def search_on_first(queries: Sequence[Query]
+                     ) -> Sequence[Passages | SearchError]:
+    results = search(queries) if processes.is_first() else [()] * len(queries)
+    engine_wrappers.finish(search)
+    return results
+
+  inner = (search,) if processes.is_first() else ()
+  return engine_wrappers.Wrapped(search_on_first, inner)
 
 
 def _results_of_first(results: driver.Results) -> driver.Results:

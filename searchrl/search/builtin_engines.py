@@ -80,9 +80,11 @@ class Engine:
       time that returns the longest time in seconds that servers get.
     local_model: Function of the options that returns the size of the model that
       the engine loads with `load_model`, or None. `--plan` counts its memory.
-    rows_on_devices: Function of the options and of the bytes of memory of a
-      process's devices that returns the bytes that the engine holds there, all
-      together, by their name. `--plan` counts them.
+    is_joint: Trait: processes search together; see `index.joint_search`.
+    rows_on_devices: Function of the options, of the bytes of memory of a
+      process's devices and of the number of processes that returns the bytes
+      that the engine holds there, all together, by their name. `--plan` counts
+      them.
     describe: Function of a corpus, the options and `load_encoder` that returns
       more facts for the record of a run.
   """
@@ -97,8 +99,9 @@ class Engine:
   depends_on_num_steps: Trait = False
   deadline_secs: Callable[[Options, int], float] = lambda options, queries: 0.0
   local_model: Callable[[Options], LocalModel | None] = lambda options: None
-  rows_on_devices: Callable[[Options, float], dict[str, float]] = (
-      lambda options, memory: {})
+  is_joint: Trait = False
+  rows_on_devices: Callable[[Options, float, int], dict[str, float]] = (
+      lambda options, memory, hosts: {})
   describe: Callable[..., dict[str, Any]] = (
       lambda corpus, options, load_encoder: {})
 
@@ -151,10 +154,11 @@ def _dense_options(options: Options) -> tuple[str, ...]:
                    'visited', 'dim', 'n')
 
 
-def _dense_rows(options: Options, memory: float) -> dict[str, float]:
+def _dense_rows(options: Options, memory: float, hosts: int
+               ) -> dict[str, float]:
   if 'index' not in options:
     return {}
-  return open_index.rows_on_devices(memory, **{
+  return open_index.rows_on_devices(memory, hosts, **{
       name: value for name, value in options.items()
       if name in ('index', 'backend', 'storage', 'memory_share')})
 
@@ -207,6 +211,7 @@ ENGINES = {
         _bm25, _keywords(bm25.bm25, 'index'),
         is_identified=lambda options: 'index' not in options),
     'dense': Engine(_dense, _dense_options, rows_on_devices=_dense_rows,
+                    is_joint=lambda options: options.get('backend') == 'mesh',
                     describe=_describe_dense),
     'noise': Engine(noise.random_passages, reads_text_alone=False),
     'remote': Engine(_remote, needs_corpus=False, is_remote=True,

@@ -89,6 +89,15 @@ class Cached:
     """Waits as the engine inside does."""
     engine_wrappers.wait(self._search)
 
+  @property
+  def is_joint(self) -> bool:
+    """True if processes search together inside."""
+    return engine_wrappers.is_joint(self._search)
+
+  def finish(self) -> None:
+    """Takes part in joint searches until all processes have finished."""
+    engine_wrappers.finish(self._search)
+
   def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages | SearchError]:
     """Returns the results in memory, which become the newest, and the file."""
     with self._lock:

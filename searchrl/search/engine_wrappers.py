@@ -4,8 +4,9 @@
 
 An engine may have the methods `pop`, which returns the metrics since its last
 call and resets them, and `wait`, which returns once a search can be expected to
-succeed, or raises a ConnectionError after too long. An engine over others
-passes both on.
+succeed, or raises a ConnectionError after too long. If `is_joint` is true,
+processes search together (see `index.joint_search`), and its `finish` takes
+part until all of them have finished. An engine over others passes these on.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Wrapped:
   """
 
   search: SearchFn
-  inner: tuple[SearchFn, ...]
+  inner: tuple[Callable[..., Any], ...]
 
   def __call__(
       self, queries: Sequence[Query]) -> Sequence[Passages | SearchError]:
@@ -68,6 +69,16 @@ class Wrapped:
     for search in self.inner:
       wait(search)
 
+  @property
+  def is_joint(self) -> bool:
+    """True if processes search together."""
+    return any(map(is_joint, self.inner))
+
+  def finish(self) -> None:
+    """Takes part in joint searches until all processes have finished."""
+    for search in filter(is_joint, self.inner):
+      finish(search)
+
 
 def pop(search: Callable[..., Any]) -> dict[str, float]:
   """Returns and resets the metrics of a search; empty if it keeps none."""
@@ -78,6 +89,17 @@ def wait(search: Callable[..., Any]) -> None:
   """Waits while a search is out of service, if it can say so."""
   if hasattr(search, 'wait'):
     search.wait()
+
+
+def is_joint(search: Callable[..., Any]) -> bool:
+  """Returns whether processes search together."""
+  return getattr(search, 'is_joint', False)
+
+
+def finish(search: Callable[..., Any]) -> None:
+  """Takes part in joint searches until all processes have finished."""
+  if is_joint(search):
+    search.finish()  # type: ignore[attr-defined]
 
 
 def with_typed_errors(search: SearchFn) -> Wrapped:

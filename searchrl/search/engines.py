@@ -32,7 +32,7 @@ _PAPERS = pathlib.Path(__file__).parents[1] / 'papers'
 
 # How a trait of an engine follows from its own and from those of its parts.
 _COMBINE = {'needs_corpus': any, 'is_remote': any, 'reads_text_alone': all,
-            'is_identified': all, 'depends_on_num_steps': any}
+            'is_identified': all, 'depends_on_num_steps': any, 'is_joint': any}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Spec:
     parts: Engines that it is built over.
     field: Config field of the options, for errors.
     needs_corpus, is_remote, reads_text_alone, is_identified,
-      depends_on_num_steps: Traits of `Engine`, of the engine and its parts.
+      depends_on_num_steps, is_joint: Traits of `Engine`, of the engine and its parts.
   """
 
   name: str
@@ -59,6 +59,7 @@ class Spec:
   reads_text_alone: bool
   is_identified: bool
   depends_on_num_steps: bool
+  is_joint: bool
 
   @property
   def leaves(self) -> list[Spec]:
@@ -71,11 +72,14 @@ class Spec:
     models = (leaf.engine.local_model(leaf.options) for leaf in self.leaves)
     return next(filter(None, models), None)
 
-  def rows_on_devices(self, memory: float) -> dict[str, float]:
-    """Returns the bytes on a process's devices, given those of their memory."""
+  def rows_on_devices(self, memory: float, hosts: int) -> dict[str, float]:
+    """Returns the bytes on a process's devices, given those of their memory.
+
+    `hosts` is the number of processes.
+    """
     rows: dict[str, float] = {}
     for leaf in self.leaves:
-      rows |= leaf.engine.rows_on_devices(leaf.options, memory)
+      rows |= leaf.engine.rows_on_devices(leaf.options, memory, hosts)
     return rows
 
   def deadline_secs(self, queries: int) -> float:

@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 import numpy as np
 import regex
 
+from searchrl.search import engine_wrappers
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import exact_device
 from searchrl.search.index import exact_host
@@ -184,7 +185,7 @@ def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
         if query.text.strip() and vectors[i].any() else ()
         for i, query in enumerate(queries)]
 
-  return search
+  return engine_wrappers.Wrapped(search, (index,))
 
 
 def encoded(

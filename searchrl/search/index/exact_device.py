@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search on the devices of this process: makes an Index of vectors.
+"""Exact search on the devices of one or all processes: makes an Index.
 
-Rows are split over the devices. They are sent to each in small pieces, in their
-stored type, while the next piece is read. A device scans blocks of its rows and
+Rows are split over the devices. Each process sends rows to its own devices in
+small pieces, in their stored type, while the next piece is read. A device scans blocks of its rows and
 keeps the best k; the devices then gather these. Scores are float32 for every
 stored type. Where an accelerator multiplies bfloat16 fastest, a query is the
 sum of three bfloat16 vectors, whose products with bfloat16 rows are exact.
@@ -25,6 +25,7 @@ import numpy as np
 
 from searchrl.runtime import dispatch
 from searchrl.search.index import exact_host
+from searchrl.search.index import joint_search
 from searchrl.search.index import vector_store
 
 _AXIS = 'rows'
@@ -43,6 +44,7 @@ def build(
     batch: int = 64,
     block_rows: int = 0,
     devices: Sequence[jax.Device] | None = None,
+    together: bool = False,
     split: bool | None = None,
     separate: bool | None = None,
 ) -> exact_host.Index:
@@ -62,6 +64,8 @@ def build(
       `rows_per_block`.
     devices: Devices of this process. Default: all, but no more than there are
       blocks of rows.
+    together: Whether the devices of all processes hold one index, which these
+      search together (see `joint_search`).
     split: Whether queries are split into three bfloat16 vectors, for rows of
       bfloat16 or int8. Default: on all devices but CPUs.
     separate: Whether each block of rows is an array of its own. Default: on
@@ -74,7 +78,9 @@ def build(
   if batch < 1:
     raise ValueError(f'batch must be at least 1, but is {batch}. Give the '
                      'number of queries to compare at a time.')
-  if devices is None:
+  if together:
+    devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
+  elif devices is None:
     devices = jax.local_devices()[:-(-source.count // (block_rows or _BLOCK))]
   block_rows = block_rows or rows_per_block(source.count, devices)
   mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
@@ -85,18 +91,25 @@ def build(
   if split is None:
     split = devices[0].platform != 'cpu'
   split = split and dtype in ('bfloat16', 'int8')
+  holders = list(dict.fromkeys(device.process_index for device in devices))
+  of_holder = NamedSharding(  # each process has queries of its own
+      Mesh(np.reshape(devices, (len(holders), -1)), ('holders', 'devices')),
+      PartitionSpec(None, 'holders'))
 
   def call(vectors, k, size):
     padded = np.zeros((size, source.dim), np.float32)
     padded[:len(vectors)] = vectors
     scores, ids = jax.device_get(top_k(
-        rows, scales, jax.device_put(parts_of(padded, split), on(mesh)), k=k,
-        count=source.count, mesh=mesh))
-    offset = vectors @ mean
-    return scores[:len(vectors)] + offset[:, None], ids[:len(vectors)]
+        rows, scales, jax.make_array_from_process_local_data(
+            of_holder, parts_of(padded, split)), k=k, count=source.count,
+        mesh=mesh))
+    first = holders.index(jax.process_index()) * size
+    scores, ids = (x[first:first + len(vectors)] for x in (scores, ids))
+    return scores + (vectors @ mean)[:, None], ids
 
-  return exact_host.Index('mesh', source.count, source.dim,
-                          functools.partial(_in_batches, call, batch))
+  find = functools.partial(_in_batches, call, batch)
+  return exact_host.Index('mesh', source.count, source.dim, *(
+      (find,) if len(holders) == 1 else joint_search.make(find, source.dim)))
 
 
 def rows_per_block(count: int, devices: Sequence[jax.Device]) -> int:
@@ -157,6 +170,8 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh,
   dtypes = (vector_store.DTYPES[dtype], np.float32)
   buffers = []  # by device, array, and rows or scales
   for number, device in enumerate(mesh.devices.flat):
+    if device.process_index != jax.process_index():
+      continue
     arrays = [tuple(jnp.zeros(shape, type_, device=device)
                     for shape, type_ in zip(shapes, dtypes))
               for _ in range(blocks // each)]

@@ -32,6 +32,14 @@ class Index:
   count: int  # N
   dim: int  # D
   find: FindFn
+  # Takes part in searches until all processes have finished; None: the index
+  # belongs to one process. See `joint_search`.
+  finish: Callable[[], None] | None = None
+
+  @property
+  def is_joint(self) -> bool:
+    """True if several processes search together."""
+    return self.finish is not None
 
   def __call__(
       self, vectors: Float[np.ndarray, 'B D'], k: int

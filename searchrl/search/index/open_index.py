@@ -25,7 +25,7 @@ from searchrl.search.index import exact_host
 from searchrl.search.index import vector_store
 from searchrl.trajectory import SearchFn
 
-BACKENDS = ('auto', 'exact', 'numpy', 'scann', 'hnsw')
+BACKENDS = ('auto', 'exact', 'mesh', 'numpy', 'scann', 'hnsw')
 EXACT_ON_HOST = 200_000  # largest number of rows that a CPU searches exactly
 _PACKAGES = {'scann': 'scann', 'hnsw': 'faiss'}
 # Called with (about, path='current location'), returns the encoder that an
@@ -51,8 +51,9 @@ def indexed(
   Args:
     corpus: Corpus from which the index was built.
     folder: Directory of the index.
-    backend: 'exact' (on the devices of this process), 'numpy' (exact, from
-      disk), 'scann', 'hnsw', or 'auto'; see `choose`.
+    backend: 'exact' (on the devices of this process), 'mesh' (one exact index
+      on the devices of all processes, which search together), 'numpy' (exact,
+      from disk), 'scann', 'hnsw', or 'auto'; see `choose`.
     storage: Type of exact rows on devices: float32, float16, bfloat16 or int8.
     memory_share: Share of the free memory that 'auto' lets exact rows take.
     min_recall: Least recall@3 of an approximate index that is accepted.
@@ -156,16 +157,19 @@ def _from_disk(folder: str | pathlib.Path, size: float, share: float) -> str:
   return (f'The {size / 1e9:.3g} GB of rows of {folder} are searched from disk, '
           f'which is slow, because they take more than {share} of the free '
           "memory. Set search.options.memory_share, or backend='exact' for the "
-          'memory all the same, or build ScaNN or HNSW over them.')
+          "memory all the same, or backend='mesh' to split them over all "
+          'processes, or build ScaNN or HNSW over them.')
 
 
 def rows_on_devices(
-    memory: float, *, index: str | pathlib.Path, backend: str = 'auto',
-    storage: str = 'bfloat16', memory_share: float = 0.3) -> dict[str, float]:
+    memory: float, hosts: int, *, index: str | pathlib.Path,
+    backend: str = 'auto', storage: str = 'bfloat16', memory_share: float = 0.3,
+) -> dict[str, float]:
   """Returns the bytes that `indexed` puts on a process's accelerators, by name.
 
-  The arguments are those of `indexed`, and `memory` is the devices' bytes. If
-  there is no such index, the name says so, and its bytes are not known.
+  The arguments are those of `indexed`, `memory` is the devices' bytes, and
+  `hosts` is the number of processes. If there is no such index, the name says
+  so, and its bytes are not known.
   """
   if not pathlib.Path(index).is_dir():
     return {f'rows of {index}, which is not here and not counted': 0.0}
@@ -175,8 +179,12 @@ def rows_on_devices(
       backend == 'auto' and rows <= memory_share * memory)
   if on_them:
     return {f'rows of {index}, {storage}': float(rows)}
+  if backend == 'mesh':
+    return {f'rows of {index}, {storage}, split over {hosts} processes':
+            rows / hosts}
   return {f'rows of {index}: not on the devices, where {backend!r} would take '
-          f'{memory_share} of the memory at most': 0.0} if (
+          f"{memory_share} of the memory at most; backend='mesh' would split "
+          f'{rows / 1e9:.3g} GB over {hosts} processes': 0.0} if (
               backend == 'auto') else {}
 
 
@@ -188,8 +196,9 @@ def open_index(store: vector_store.Store, folder: str | pathlib.Path,
     raise ValueError(
         "search.options.visited must be 0 unless backend is 'hnsw', but is "
         f'{visited} with {backend!r}. Leave it out.')
-  if backend == 'exact':
-    return exact_device.build(store, dtype=storage, batch=batch)
+  if backend in ('exact', 'mesh'):
+    return exact_device.build(store, dtype=storage, batch=batch,
+                              together=backend == 'mesh')
   if backend == 'numpy':
     return exact_host.on_host(store)
   if backend in approximate.KINDS:

@@ -1,0 +1,48 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Search of an index that several processes hold together.
+
+A program on the devices of all processes must be started by all of them. So a
+process that searches waits until each of the others searches, too, or has
+finished its rollouts. The queries that they then have are searched in one call,
+which is a round. Rounds are meetings of processes, one thread each: nothing
+else of a process may meet the others while it searches.
+"""
+
+from collections.abc import Callable
+import json
+
+from jaxtyping import Float
+import numpy as np
+
+from searchrl.runtime import processes
+from searchrl.search.index.exact_host import FindFn
+
+_WAIT_SECS = 24 * 3600  # limit of the wait for the slowest process
+
+
+def make(find: FindFn, dim: int) -> tuple[FindFn, Callable[[], None]]:
+  """Returns a search in rounds, and a function that finishes them.
+
+  Args:
+    find: Search that every process must call with as many queries and the same
+      k, and that returns the results of this process's queries.
+    dim: Dimension of the queries.
+  """
+
+  def join(vectors: Float[np.ndarray, 'B D'], k: int, has_finished: bool):
+    """Returns the results of a round; None if all processes have finished."""
+    counts, ks, finished = zip(*map(json.loads, processes.exchange(
+        'search over the mesh', json.dumps(
+            [len(vectors), k, has_finished]).encode(), _WAIT_SECS)))
+    if all(finished):
+      return None
+    padded = np.zeros((max(counts), dim), np.float32)
+    padded[:len(vectors)] = vectors
+    return [x[:len(vectors)] for x in find(padded, max(ks))]
+
+  def finish() -> None:
+    while join(np.zeros((0, dim), np.float32), 1, True) is not None:
+      pass
+
+  return lambda vectors, k: join(vectors, k, False), finish
