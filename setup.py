@@ -60,6 +60,7 @@ setuptools.setup(
         'aiohttp>=3.12',
         'etils[epath]>=1.12',
         'filelock>=4',
+        'fsspec>=2025.3',
         'flax>=0.12.8',
         'jax>=0.10.2,<0.11.1; python_version < "3.12"',
         'jax>=0.10.2,<0.13; python_version >= "3.12"',
@@ -94,7 +95,7 @@ setuptools.setup(
         'scann': ['scann>=1.4.2; platform_system == "Linux"'],
         'search': ['faiss-cpu>=1.12',
                    'scann>=1.4.2; platform_system == "Linux"'],
-        'gcs': ['etils[epath-gcs]>=1.12'],  # copies of data in gs://
+        'gcs': ['etils[epath-gcs]>=1.12'],  # runs and copies of data in gs://
         's3': ['etils[epath-s3]>=1.12'],  # and in s3://
         'loggers': ['trackio>=0.20', 'wandb>=0.20'],
         'parquet': ['pyarrow>=17'],  # questions in Search-R1's files

@@ -137,8 +137,9 @@ def with_run(text: str, make: Callable[[str], ml_collections.ConfigDict]
   """Returns the run that a text names, and the config for the other texts.
 
   Args:
-    text: Text after the colon: the folder of a run, perhaps with 'run=' before
-      it and a step as in runs/mine@20; or a text that `make` takes.
+    text: Text after the colon: the folder of a run, or its address in an object
+      store, perhaps with 'run=' before it and a step as in runs/mine@20; or a
+      text that `make` takes.
     make: Function that returns the config of a text. A run has that of ''.
 
   Returns:
@@ -148,8 +149,9 @@ def with_run(text: str, make: Callable[[str], ml_collections.ConfigDict]
     ValueError: The text is neither of them.
   """
   run = text.removeprefix('run=')
-  if run and any((pathlib.Path(folder) / 'config.json').is_file()
-                 for folder in (run, run.rpartition('@')[0] or run)):
+  if '://' in run or run and any(
+      (pathlib.Path(folder) / 'config.json').is_file()
+      for folder in (run, run.rpartition('@')[0] or run)):
     return run, make('')
   try:
     return '', make(text)

@@ -39,6 +39,7 @@ from searchrl.runtime import folder_lock
 from searchrl.runtime import foreign_names
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
+from searchrl.runtime import run_store
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -67,8 +68,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
   with _exit_codes(workdir):
     _start()
     job = _job(config, options)
-    with folder_lock.release_at_end():
-      job(config, workdir)
+    with folder_lock.release_at_end(), run_store.opened(workdir) as folder:
+      job(config, folder)
     signals.ignore_more()  # the job is done
   sys.exit()
 
@@ -109,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
       formatter_class=argparse.RawDescriptionHelpFormatter)
   for name, text in (
       ('config', 'Config file, with KEY=VALUE pairs after a colon, if any.'),
-      ('workdir', 'Directory of the run; runs/<config name> by default.'),
+      ('workdir', 'Directory of the run, or an address such as s3://bucket/run; '
+       'runs/<config name> by default.'),
       ('question', 'Question that configs/ask.py answers. Without it, ask.py '
        'proposes some.'),
       ('trajectory', 'Trajectory that configs/show.py prints, as FILE:LINE.'),

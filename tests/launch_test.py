@@ -95,6 +95,7 @@ def test_flags_and_files_that_are_named_exist(name):
 def test_variables_that_are_named_are_read_by_us_or_by_jax(name):
   ours = (ROOT / 'searchrl' / 'runtime' / 'processes.py').read_text()
   ours += (ROOT / 'searchrl' / 'main.py').read_text()
+  ours += (ROOT / 'searchrl' / 'runtime' / 'run_store.py').read_text()
   jaxs = pathlib.Path(jax.__file__).with_name('_src') / 'distributed.py'
   for variable in re.findall(r'\b(?:JAX|SEARCHRL)_[A-Z_]+\b', read(name)):
     assert (variable in ours or f"'{variable}'" in jaxs.read_text() or

@@ -26,6 +26,7 @@ from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import progress
+from searchrl.runtime import run_store
 from searchrl.runtime import workdir as workdirs
 
 INIT = 'init'  # in a run's directory: initial model, with init_from
@@ -269,16 +270,20 @@ def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
   the step of the best validation. 'runs/dspo@before_collapse' is the last step
   before the run collapsed, and the newest checkpoint if it did not.
 
+  A run in an object store is copied first; the directory is that of the copy.
+
   Raises:
-    ValueError: @best is given, but the run has not been validated.
+    ValueError: @best is given, but the run has not been validated; or the store
+      cannot be read.
   """
   run, _, step = text.rpartition('@')
   if run and step.isdecimal() and not pathlib.Path(text).is_dir():
-    return pathlib.Path(run), int(step)
+    return pathlib.Path(run_store.local(run)), int(step)
   if run and step in ('best', 'before_collapse') and (
       not pathlib.Path(text).is_dir()):
-    return pathlib.Path(run), _named_step(pathlib.Path(run), step)
-  return pathlib.Path(text), None
+    folder = pathlib.Path(run_store.local(run))
+    return folder, _named_step(folder, step)
+  return pathlib.Path(run_store.local(text)), None
 
 
 def _named_step(run: pathlib.Path, name: str) -> int | None:

@@ -5,7 +5,6 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
-import pathlib
 from typing import Any
 
 import jax
@@ -118,7 +117,7 @@ def _params(options: Any, params: transformer.Params, sampler: Sampler,
             mesh: Mesh) -> transformer.Params:
   """Loads params of a run's newest checkpoint, a model, or else the policy."""
   if options.run:
-    run = pathlib.Path(options.run)
+    run, _ = policy.parse_run(options.run)
     policy.kept_step(run, None, 'solver.run')
     return policy.trained(run, params, sampler.shape)
   if not options.path:

@@ -11,6 +11,7 @@ from searchrl.experiment import policy
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import progress
+from searchrl.runtime import run_store
 
 FILE = 'report.html'
 
@@ -32,7 +33,7 @@ def run(config, workdir: str) -> None:
         f'but they are {tuple(options.runs)} and {options.trajectories}. Add '
         '--config.report.runs="(\'runs/dspo\',)".')
   with progress.phase('Reading the runs'):
-    runs = reading.runs(options.runs)
+    runs = reading.runs([*map(run_store.local, options.runs)])
   file = pathlib.Path(workdir) / FILE
   file.parent.mkdir(parents=True, exist_ok=True)
   if processes.is_first():

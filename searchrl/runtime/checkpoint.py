@@ -36,6 +36,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from searchrl.runtime import atomic_files
+from searchrl.runtime import run_store
 
 Path = str | os.PathLike[str]
 
@@ -144,6 +145,7 @@ class Saver:
       body['sha256'] = _sha256(_to_json(body))
       atomic_files.write(path / _MARKER, json.dumps(body, indent=1))
       _prune(self._directory, self._keep, pinned)
+      run_store.push()
 
 
 def restore(
@@ -364,8 +366,8 @@ def _quarantine(path: pathlib.Path) -> pathlib.Path:
 def _absolute(directory: Path) -> pathlib.Path:
   if '://' in str(directory):
     raise ValueError(
-        f'directory must be a local path, but is {directory}. Mount the bucket '
-        '(gcsfuse) and give the path that it has here.')
+        f'directory must be a local path, but is {directory}. A store is given '
+        'as --workdir.')
   return pathlib.Path(directory).expanduser().absolute()
 
 

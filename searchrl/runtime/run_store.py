@@ -1,0 +1,306 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Run folders in an object store, as --workdir=s3://bucket/runs/dspo.
+
+A job works in a local folder. `opened` makes that folder equal to the store at
+the start, and `push` copies what is new to the store after each checkpoint and
+at the end. The store has two folders:
+
+    turns/000012.json                  the files of turn 12: name, key and digest
+    files/000012-9f31c2d4/config.json  the files that were new in turn 12
+
+An object is never rewritten, and a turn is written after the files that it
+names. The newest turn is the run. So a `kill -9` at any moment leaves the run
+as it was at some checkpoint. Files that no turn names are deleted by the next
+push.
+
+A store has no locks. Instead, a turn is created only if its number is unused,
+which S3 and Google Cloud Storage check, and only by the process that read or
+wrote the turn before it. If two processes use one store, the first that pushes
+goes on, and the other ends with an error. What that one has uploaded does no
+harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent import futures
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+import uuid
+
+import filelock
+import fsspec
+
+from searchrl.runtime import atomic_files
+from searchrl.runtime import folder_lock
+from searchrl.runtime import processes
+from searchrl.runtime import progress
+
+_CHUNK = 1 << 24  # bytes that are read, hashed and uploaded at a time
+_THREADS = 8  # files that are copied at the same time
+_KEPT_TURNS = 3  # so that a process that was slow finds its number used
+_open: list[_Mirror] = []  # the mirror of this process's job, if any
+
+
+def scratch() -> pathlib.Path:
+  """Returns the directory of the local folders; SEARCHRL_SCRATCH names it."""
+  return pathlib.Path(os.environ.get('SEARCHRL_SCRATCH') or
+                      pathlib.Path.home() / '.cache' / 'searchrl' / 'stores')
+
+
+def is_store(path: str) -> bool:
+  """Returns whether a path is the address of an object store."""
+  return '://' in path
+
+
+@contextlib.contextmanager
+def opened(workdir: str) -> Iterator[str]:
+  """Yields the local folder of a job, and pushes it when the body ends.
+
+  Args:
+    workdir: Local folder, which is yielded as it is, or address of a store.
+
+  Raises:
+    ValueError: The store cannot be read, another process uses its local folder,
+      or the processes of this run have different local folders.
+    OSError: The folder could not be copied.
+  """
+  if not is_store(workdir):
+    yield workdir
+    return
+  mirror = _Mirror(workdir, scratch() / 'work' / _name(workdir))
+
+  def start() -> str:
+    mirror.folder.mkdir(parents=True, exist_ok=True)
+    folder_lock.hold(mirror.folder)
+    mirror.pull()
+    (mirror.folder / '.process').write_text(mirror.owner)
+    return mirror.owner
+
+  owner = processes.on_first('store', start)
+  _check_shared(mirror.folder, owner)
+  if processes.is_first():
+    _open.append(mirror)
+  try:
+    yield str(mirror.folder)
+  finally:
+    push()
+    _open.clear()
+
+
+def push() -> None:
+  """Copies what is new in the job's folder to its store, if it has one."""
+  for mirror in _open:
+    mirror.push()
+
+
+@functools.cache
+def local(path: str) -> str:
+  """Returns the folder of a run to read: a copy, if the run is in a store.
+
+  Raises:
+    ValueError: The store cannot be read.
+  """
+  if not is_store(path):
+    return path
+  mirror = _Mirror(path, scratch() / 'copies' / _name(path))
+  mirror.folder.mkdir(parents=True, exist_ok=True)
+  with filelock.FileLock(mirror.folder / folder_lock.FILE):
+    mirror.pull()
+  return str(mirror.folder)
+
+
+def _name(address: str) -> str:
+  return address.rstrip('/').replace('://', '/')
+
+
+def _check_shared(folder: pathlib.Path, owner: str) -> None:
+  """Raises a ValueError unless all processes see the first one's folder."""
+  file = folder / '.process'
+  sees = file.exists() and file.read_text() == owner
+  if not all(json.loads(text) for text in processes.exchange(
+      'shared', json.dumps(sees).encode())):
+    raise ValueError(
+        'SEARCHRL_SCRATCH must be a folder that all processes share, if '
+        f'--workdir is in a store, but they do not all see {folder}. Set it '
+        'to one on a shared file system.')
+
+
+class _Mirror:
+  """A local folder and the store that has a copy of it.
+
+  Attributes:
+    folder: Local folder.
+    owner: Random name of this process in the store.
+  """
+
+  def __init__(self, address: str, folder: pathlib.Path):
+    self._address, self.folder = address.rstrip('/'), folder
+    self.owner = uuid.uuid4().hex[:8]
+    self._turn = 0  # newest turn that this process has read or written
+    # name -> [key, digest], and the time and size of the local file
+    self._stored: dict[str, list[str]] = {}
+    self._seen: dict[str, tuple[int, int]] = {}
+    with _plain_errors(self._address):
+      self._fs, self._root = fsspec.core.url_to_fs(
+          self._address, use_listings_cache=False)
+
+  def pull(self) -> None:
+    """Makes the local folder equal to the newest turn of the store."""
+    with (_plain_errors(self._address),
+          progress.phase(f'Reading {self._address}')):
+      while True:
+        self._turn = max(self._turns(), default=0)
+        self._stored = self._read_turn(self._turn)
+        try:
+          self._each(self._download, self._stored)
+          break
+        except FileNotFoundError:  # deleted by a push since
+          if max(self._turns(), default=0) == self._turn:
+            raise
+    for name in _files(self.folder).keys() - self._stored.keys():
+      (self.folder / name).unlink()
+    for folder in sorted(self.folder.rglob('*/'), reverse=True):
+      with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
+    self._seen = _files(self.folder)
+
+  def push(self) -> None:
+    """Writes the next turn of the store, if the local folder has changed."""
+    files = _files(self.folder)
+    changed = [name for name, state in files.items()
+               if self._seen.get(name) != state]
+    if not changed and files.keys() == self._stored.keys():
+      return
+    with (_plain_errors(self._address),
+          progress.phase(f'Copying to {self._address}', quiet=True)):
+      self._check_turn(self._turn)
+      turn = self._turn + 1
+      prefix = f'files/{turn:06d}-{self.owner}'
+      uploaded = self._each(
+          functools.partial(self._upload, prefix), changed)
+      stored = {name: place for name, place in self._stored.items()
+                if name in files} | {
+                    name: place for name, place in uploaded if place}
+      try:
+        self._fs.pipe_file(self._key(turn), json.dumps(stored).encode(),
+                           mode='create')
+      except FileExistsError:
+        raise self._taken() from None
+      self._turn, self._stored, self._seen = turn, stored, files
+      self._check_turn(turn)
+      self._delete_unnamed()
+
+  def _turns(self) -> list[int]:
+    """Returns the numbers of the turns that the store has."""
+    try:
+      keys = self._fs.ls(f'{self._root}/turns', detail=False, refresh=True)
+    except FileNotFoundError:
+      bucket = self._root.partition('/')[0]
+      if not self._fs.exists(bucket):
+        raise ValueError(f'{self._address} must be in a bucket that exists, '
+                         f'but there is no {bucket}. Make it.') from None
+      return []
+    return [int(key.rpartition('/')[2].removesuffix('.json')) for key in keys
+            if key.endswith('.json')]
+
+  def _key(self, turn: int) -> str:
+    return f'{self._root}/turns/{turn:06d}.json'
+
+  def _read_turn(self, turn: int) -> dict[str, list[str]]:
+    return json.loads(self._fs.cat_file(self._key(turn))) if turn else {}
+
+  def _check_turn(self, turn: int) -> None:
+    """Raises a ValueError if another process has written a later turn."""
+    if max(self._turns(), default=0) != turn:
+      raise self._taken()
+
+  def _taken(self) -> ValueError:
+    return ValueError(
+        f'{self._address} must be used by one run at a time, but another '
+        f'process has written to it since turn {self._turn}. End one of them, '
+        'or use another --workdir.')
+
+  def _each(self, copy: Any, names: Any) -> list[Any]:
+    """Copies files, several at a time."""
+    with futures.ThreadPoolExecutor(_THREADS, 'store') as threads:
+      return [*threads.map(copy, names)]
+
+  def _upload(self, prefix: str, name: str) -> tuple[str, list[str]]:
+    """Uploads a file; returns its name, and its key and digest."""
+    digest, key = hashlib.sha256(), f'{prefix}/{name}'
+    try:
+      source = (self.folder / name).open('rb')
+    except FileNotFoundError:  # replaced or deleted since it was listed
+      return name, []
+    with source, self._fs.open(f'{self._root}/{key}', 'wb') as target:
+      while chunk := source.read(_CHUNK):
+        digest.update(chunk)
+        target.write(chunk)
+    return name, [key, digest.hexdigest()]
+
+  def _download(self, name: str) -> None:
+    """Makes a local file equal to the one of the newest turn."""
+    key, digest = self._stored[name]
+    file = self.folder / name
+    if file.is_file() and _digest(file) == digest:
+      return
+    with atomic_files.new_file(file) as temporary:
+      with (self._fs.open(f'{self._root}/{key}', 'rb') as source,
+            temporary.open('wb') as target):
+        shutil.copyfileobj(source, target, _CHUNK)
+      if _digest(temporary) != digest:
+        raise OSError(f'{self._address}/{key} must have the SHA-256 {digest} '
+                      'that turns/ names, but was altered.')
+
+  def _delete_unnamed(self) -> None:
+    """Deletes what the newest turn does not name."""
+    named = {f'{self._root}/{key}' for key, _ in self._stored.values()}
+    unnamed = {*self._fs.find(f'{self._root}/files')} - named
+    unnamed |= {self._key(turn) for turn in self._turns()
+                if turn <= self._turn - _KEPT_TURNS}
+    if unnamed:
+      self._fs.rm([*unnamed])
+
+
+def _files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+  """Returns {relative path: (time, size)} of all files that are not hidden."""
+  result = {}
+  for file in folder.rglob('*'):
+    name = file.relative_to(folder)
+    if any(part.startswith('.') for part in name.parts):
+      continue
+    with contextlib.suppress(FileNotFoundError):  # deleted since
+      if file.is_file():
+        facts = file.stat()
+        result[name.as_posix()] = facts.st_mtime_ns, facts.st_size
+  return result
+
+
+def _digest(file: pathlib.Path) -> str:
+  with file.open('rb') as source:
+    return hashlib.file_digest(source, 'sha256').hexdigest()
+
+
+@contextlib.contextmanager
+def _plain_errors(address: str) -> Iterator[None]:
+  """Raises what a store's library raises as an error with a plain sentence."""
+  try:
+    yield
+  except ImportError as error:
+    raise ValueError(
+        f'{address} needs a package that is not installed: {error}. Install '
+        "'searchrl[s3]' or 'searchrl[gcs]'.") from error
+  except (ValueError, FileNotFoundError, NotADirectoryError) as error:
+    raise error
+  except Exception as error:  # each store's library has its own types
+    raise OSError(
+        f'{address} must be a store that can be read and written, but '
+        f'{type(error).__name__}: {error}') from error
