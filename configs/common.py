@@ -103,6 +103,9 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.reward = 'searchrl.agent.rewards:em'  # reward, module:function
   config.reward_options = {}  # keyword arguments of the reward
   config.outcome = 'searchrl.agent.rewards:em'  # outcome read by the filter
+  # Reward of each turn, module:function, for algorithms that read it; '': none.
+  config.turn_reward = ''
+  config.turn_reward_options = {}  # keyword arguments of the turn reward
   config.rollout = dict(
       # Number of questions per round of a step.
       questions_per_step=field(12, at_least=1),

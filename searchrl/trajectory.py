@@ -167,6 +167,7 @@ class Trajectory:
   prompt: str = ''  # prompt tokens, decoded without special tokens
   parts: Mapping[str, float] = dataclasses.field(  # parts of the scores
       default_factory=dict, hash=False)
+  turn_rewards: tuple[float | None, ...] | None = None  # see `Scores.turns`
 
   @property
   def response(self) -> str:
@@ -218,6 +219,9 @@ class Scores:
   outcome: float | None = None  # reward for the filter; None: config.outcome
   # Parts of the scores by name, which are plotted.
   parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  # Reward of each turn, for algorithms that read it; a turn may have None. None
+  # in place of them all: config.turn_reward.
+  turns: Sequence[float | None] | None = None
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -241,8 +245,9 @@ def from_json(record: dict[str, Any]) -> Trajectory:
           'observation_tokens': tuple(turn['observation_tokens']),
           'passages': tuple(Passage(**p) for p in turn['passages'])})
       for turn in record['turns'])
-  error = record.get('search_error')
+  error, turn_rewards = record.get('search_error'), record.get('turn_rewards')
   return Trajectory(**record | {
+      'turn_rewards': None if turn_rewards is None else tuple(turn_rewards),
       'search_error': SearchError(**error) if error else None,
       'question': Question(**question),
       'prompt_tokens': tuple(record['prompt_tokens']), 'turns': turns})
@@ -271,6 +276,14 @@ class Batch:
   ref_logprobs: Float[Array, 'B T'] | None = None  # nats; from learner.score
   values: Float[Array, 'B T'] | None = None  # critic's; from learner.score
   weights: Float[Array, 'B T'] | None = None  # weights of SFT; None: all 1
+  # Only for algorithms that read turns. Of rows in the baseline, from 1; 0 for
+  # tokens that the policy did not sample.
+  turn_ids: Int[Array, 'B T'] | None = None
+  # Reward of a turn at its last token; NaN there: the turn has none.
+  turn_rewards: Float[Array, 'B T'] | None = None
+  # Equal for turns that began in the same state: their rows share a baseline
+  # and had read the same; in [0, B * T).
+  state_ids: Int[Array, 'B T'] | None = None
 
   @property
   def lengths(self) -> Int[Array, 'B']:
@@ -288,6 +301,7 @@ def collate(
     rows: int | None = None,
     pad_id: int = 0,
     mask_truncated: bool = False,
+    turns: bool = False,
 ) -> Batch:
   """Copies trajectories into arrays of fixed shapes, on the host, in order.
 
@@ -304,6 +318,7 @@ def collate(
     pad_id: Token id of the padding.
     mask_truncated: Flag that leaves trajectories that reached a limit out of
       the loss (DAPO's overlong filter). They stay in the baseline.
+    turns: Flag that also fills `turn_ids`, `turn_rewards` and `state_ids`.
 
   Returns:
     A Batch of numpy arrays.
@@ -345,7 +360,36 @@ def collate(
         mask_truncated and trajectory.stop_reason != 'answer')
     batch['on_policy'][row] = trajectory.policy_step == policy_step
   batch['loss_mask'] &= batch['in_loss'][:, None]
+  if turns:
+    batch |= _turns(trajectories, batch['group_ids'], rows, length)
   return Batch(**batch)
+
+
+def _turns(trajectories: Sequence[Trajectory], group_ids: np.ndarray, rows: int,
+           length: int) -> dict[str, np.ndarray]:
+  """Returns the fields of a Batch that say what belongs to which turn."""
+  turn_ids, state_ids = np.zeros((2, rows, length), np.int32)
+  turn_rewards = np.full((rows, length), np.nan, np.float32)
+  states: dict[Any, int] = {}
+  for row, trajectory in enumerate(trajectories):
+    if trajectory.stop_reason == 'search_error':
+      continue
+    rewards = trajectory.turn_rewards or (None,) * len(trajectory.turns)
+    end = len(trajectory.prompt_tokens)
+    # A state is a group and a prompt, or an earlier state and what was read.
+    state: Any = int(group_ids[row]), trajectory.prompt_tokens
+    for number, (turn, reward) in enumerate(
+        zip(trajectory.turns, rewards, strict=True), start=1):
+      start, end = end, end + len(turn.action_tokens)
+      state = states.setdefault(state, len(states))
+      if start < end:
+        turn_ids[row, start:end] = number
+        state_ids[row, start:end] = state
+        turn_rewards[row, end - 1] = np.nan if reward is None else reward
+      end += len(turn.observation_tokens)
+      state = state, turn.observation_tokens
+  return dict(turn_ids=turn_ids, turn_rewards=turn_rewards,
+              state_ids=state_ids)
 
 
 def _used(trajectory: Trajectory) -> int:

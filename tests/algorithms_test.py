@@ -63,10 +63,20 @@ TABLE = {  # name: recipe, its options, those of `corrected`
     'hrpo': ('hrpo', {}, None),
     'hrpo_all_terms': ('hrpo', dict(ALL, **NORM, delta=0.1), None),
     'sft': ('sft', {}, None),
+    'mt_grpo': ('mt_grpo', {}, None),
+    'mt_grpo_all_terms': ('mt_grpo', dict(
+        ALL, **NORM, turn_coef=0.5, dual_clip=1.2, normalize_std=False), None),
+    'gigpo': ('gigpo', {}, None),
+    'gigpo_all_terms': ('gigpo', dict(
+        ALL, step_coef=0.5, discount=0.8, dual_clip=1.2, normalize_std=False,
+        aggregation='sequence_mean'), None),
+    'ppo_turn_rewards': ('ppo', dict(
+        turn_rewards=True, discount=0.9, gae_lambda=0.8, whiten=False), None),
     'cispo': ('cispo', dict(clip_high=0.2), None),
     'ppo_masked': ('ppo', {}, dict(method='mask', low=0.7, high=1.4)),
     'grpo_truncated': ('grpo', {}, dict(high=1.2)),
     'gspo_masked': ('gspo', {}, dict(method='mask', level='sequence')),
+    'gigpo_truncated': ('gigpo', {}, dict(high=1.2)),
     'rloo_truncated': ('rloo', {}, dict(level='sequence', high=1.2)),
 }
 
@@ -86,7 +96,7 @@ ON_ALL = {  # also trained on observations
         'ppo_all_terms', 'grpo_all_terms', 'dr_grpo', 'dapo', 'gspo',
         'dspo_all_terms', 'gmpo_all_terms', 'rloo', 'reinforce',
         'reinforce_all_terms', 'reinforce_plus_plus', 'hrpo', 'cispo',
-        'ppo_masked', 'grpo_truncated', 'gspo_masked', 'rloo_truncated')}
+        'mt_grpo_all_terms', 'gigpo', 'ppo_turn_rewards', 'ppo_masked', 'grpo_truncated', 'gspo_masked', 'rloo_truncated')}
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +119,9 @@ def random_batch(seed=0):
   """Eight rows, most of them with a hole where an observation was.
 
   Four rows of one group; one alone in its group; two of a group, the second
-  out of the loss, for it was truncated; and one that only fills.
+  out of the loss, for it was truncated; and one that only fills. The turns are
+  the runs of sampled tokens; that of row 3 is two. Two of the turns have no
+  reward. The later turns of the first three rows began in one state.
   """
   rng = np.random.default_rng(seed)
   mask = np.array([[0, 1, 1, 0, 1, 1],
@@ -123,6 +135,14 @@ def random_batch(seed=0):
   in_loss = np.arange(8) < 6
   trained = mask & in_loss[:, None]
   old = -rng.exponential(size=mask.shape)
+  begins = mask & ~np.pad(mask, ((0, 0), (1, 0)))[:, :-1]
+  begins[3, 3] = True
+  turn_ids = np.where(mask, begins.cumsum(1), 0)
+  ends = mask & (np.pad(turn_ids, ((0, 0), (0, 1)))[:, 1:] != turn_ids)
+  turn_rewards = rng.normal(size=mask.shape).astype(np.float32)
+  turn_rewards[[1, 6], [1, 5]] = np.nan
+  firsts = np.array([0, 0, 0, 0, 1, 2, 2, 0])[:, None]
+  others = np.array([3, 3, 3, 4, 5, 6, 6, 0])[:, None]
 
   def near(x, scale=0.5):
     x = (x + scale * rng.normal(size=x.shape)).astype(np.float32)
@@ -144,6 +164,8 @@ def random_batch(seed=0):
       values=near(0.5 + 0 * old),
       weights=oracles.poison(
           rng, rng.random(mask.shape).astype(np.float32), trained),
+      turn_ids=turn_ids, turn_rewards=oracles.poison(rng, turn_rewards, ends),
+      state_ids=np.where(mask, np.where(turn_ids > 1, others, firsts), 0),
   )
 
 
@@ -228,7 +250,8 @@ def test_trains_sampled_tokens_only_and_in_the_right_direction(name, algorithm):
   level = np.array([0.5, 0.5, -1, 2, 0.5, 0.5, 0.5, 0.5], np.float32)[:, None]
   batch = dataclasses.replace(
       batch, behavior_logprobs=base, ref_logprobs=base,
-      values=np.where(trained, level, np.nan))
+      values=np.where(trained, level, np.nan),
+      turn_rewards=np.zeros_like(batch.turn_rewards))
   out = algorithms.PolicyOutput(base, base, batch.values)
   gradient = jax.device_get(run_whole(algorithm, batch, out)[1])
   for leaf in jax.tree.leaves(gradient):
@@ -252,7 +275,8 @@ def test_masked_positions_may_hold_anything(algorithm):
         x.ndim == 2) else x
 
   clean = dataclasses.replace(
-      jax.tree.map(cleaned, batch), rewards=np.nan_to_num(batch.rewards))
+      jax.tree.map(cleaned, batch), rewards=np.nan_to_num(batch.rewards),
+      turn_rewards=np.where(batch.turn_ids > 0, batch.turn_rewards, 0))
   got = run_whole(algorithm, batch, out)
   expected = run_whole(algorithm, clean, jax.tree.map(cleaned, out))
   jax.tree.map(np.testing.assert_array_equal, got, expected)
@@ -315,12 +339,13 @@ def test_counts_depend_on_masks_alone(algorithm):
 def test_degenerate_batches_are_finite(name, algorithm, case):
   batch = random_batch()
   rewards = np.where(batch.in_baseline, np.float32(0.1), np.nan)
-  batch = dataclasses.replace(batch, rewards=rewards)
+  batch = dataclasses.replace(
+      batch, rewards=rewards, turn_rewards=np.zeros_like(batch.turn_rewards))
   nobody = np.zeros(8, bool)
   if case == 'empty':
     batch = dataclasses.replace(
         batch, loss_mask=np.zeros_like(batch.loss_mask), in_loss=nobody,
-        in_baseline=nobody)
+        in_baseline=nobody, turn_ids=np.zeros_like(batch.turn_ids))
   if case == 'no_baseline':
     batch = dataclasses.replace(batch, in_baseline=nobody)
   out = random_output(batch)
@@ -337,7 +362,9 @@ def test_degenerate_batches_are_finite(name, algorithm, case):
   by_group = recipe not in ('ppo', 'reinforce', 'reinforce_plus_plus', 'sft')
   by_group |= options.get('group_baseline', False)
   # Equal rows give no gradient, unless their KL or their length differs.
-  if by_group and name not in ('rloo_all_terms', 'dapo_all_terms') or (
+  # GiGPO discounts a reward by the number of turns.
+  if by_group and recipe != 'gigpo' and name not in (
+      'rloo_all_terms', 'dapo_all_terms') or (
       recipe == 'reinforce' and case == 'no_baseline'):
     np.testing.assert_array_equal(advs, 0)
     assert terms['policy'][1].total == 0
@@ -441,7 +468,12 @@ def test_a_row_out_of_the_loss_is_a_row_without_sampled_tokens(algorithm):
 
 PAPERS = {  # the defaults of each recipe
     'ppo': dict(clip=(0.2, 0.2), value_clip=0.5, discount=1, gae_lambda=1,
-                whiten=True, kl=('reward', 1e-3, 'k1'), how='token_mean'),
+                whiten=True, kl=('reward', 1e-3, 'k1'), how='token_mean',
+                turn_rewards=False),
+    'mt_grpo': dict(clip=(0.2, 0.2), kl=('loss', 0.01, 'k3'), turn_coef=1,
+                    how='token_mean'),
+    'gigpo': dict(clip=(0.2, 0.2), kl=('loss', 0.01, 'k3'), step_coef=1,
+                  discount=0.95, how='token_mean'),
     'grpo': dict(clip=(0.2, 0.2), kl=('loss', 0.04, 'k3'),
                  how='sequence_mean'),
     'dr_grpo': dict(clip=(0.2, 0.2), kl=('loss', 0, 'k3'),
@@ -490,9 +522,13 @@ def advantages_by_loops(recipe, config, batch, mask):
   group = batch.group_ids, batch.in_baseline
   match recipe:
     case 'ppo':
+      rewards = oracles.token_rewards(batch.rewards, mask, penalty)
+      if config.turn_rewards:
+        rewards += np.where(mask, oracles.turn_rewards_at_ends(
+            batch.turn_rewards, batch.turn_ids), 0)
       advs, returns = oracles.gae(
-          oracles.token_rewards(batch.rewards, mask, penalty), batch.values,
-          mask, discount=config.discount, gae_lambda=config.gae_lambda)
+          rewards, batch.values, mask, discount=config.discount,
+          gae_lambda=config.gae_lambda)
       return oracles.whiten(advs, mask) if config.whiten else advs, returns
     case 'reinforce_plus_plus' if config.group_baseline:
       return oracles.reinforce_plus_plus_baseline(
@@ -501,6 +537,15 @@ def advantages_by_loops(recipe, config, batch, mask):
       return oracles.reinforce_plus_plus(
           oracles.token_rewards(batch.rewards, mask, penalty), mask,
           discount=config.discount), None
+    case 'mt_grpo':
+      return oracles.mt_grpo(
+          batch.rewards, batch.turn_rewards, batch.turn_ids, *group,
+          turn_coef=config.turn_coef, normalize_std=config.normalize_std), None
+    case 'gigpo':
+      return oracles.gigpo(
+          batch.rewards, batch.turn_rewards, batch.turn_ids, batch.state_ids,
+          *group, step_coef=config.step_coef, discount=config.discount,
+          normalize_std=config.normalize_std), None
     case 'reinforce':
       return np.where(batch.in_baseline, batch.rewards, 0), None
     case 'sft':
@@ -781,6 +826,7 @@ def test_corrections_of_observations_by_hand(level, expected):
     'reinforce_plus_plus': {'ref_logprobs', 'old_logprobs'},
     'dr_grpo': set(), 'dapo': set(), 'gspo': set(), 'dspo': set(),
     'gmpo': set(), 'rloo': set(), 'hrpo': set(), 'sft': set(),
+    'mt_grpo': {'ref_logprobs'}, 'gigpo': {'ref_logprobs'},
     'cispo': set()}.items())
 def test_facts_of_the_recipes(recipe, needs):
   algorithm = ALGORITHMS[recipe]
@@ -791,6 +837,7 @@ def test_facts_of_the_recipes(recipe, needs):
       'ppo', 'reinforce', 'reinforce_plus_plus', 'hrpo', 'sft'))
   assert algorithm.one_update == (
       recipe in ('rloo', 'reinforce', 'hrpo', 'sft'))
+  assert algorithm.reads_turns == (recipe in ('mt_grpo', 'gigpo'))
   assert (algorithm.keep is algorithms.keep_mixed) == (
       recipe in ('dapo', 'dspo'))
   question = Question('q7', 'Who?', ('She',), hops=2)
@@ -903,6 +950,9 @@ def test_total_of_a_term_without_tokens_is_zero():
     ('grpo', dict(clip_high=-0.1), 'clip_high be 0 or more'),
     ('gspo', dict(dual_clip=1.0), 'dual_clip must be above 1'),
     ('gmpo', dict(clip_low=-0.1), 'must be 0 nats or more'),
+    ('mt_grpo', dict(turn_coef=-1), 'turn_coef must be 0 or more, but is -1'),
+    ('gigpo', dict(step_coef=-1), 'step_coef must be 0 or more, but is -1'),
+    ('gigpo', dict(discount=2), r'discount must lie in \[0, 1\], but is 2'),
     ('dapo', dict(buffer=0), r'buffer must lie in \(0, max_length\]'),
     ('dapo', dict(max_length=3, buffer=4), r'\(0, 3\], but is 4'),
 ])

@@ -13,6 +13,8 @@ import tiny
 
 from configs import dspo
 from configs import grpo
+from configs import mt_grpo
+from configs import ppo
 from configs import rloo
 from configs import zerosearch
 from searchrl.agent import rewards
@@ -166,6 +168,33 @@ def test_a_bad_reward_is_refused_before_the_model_is_read(
     config.reward_options.update(options)
   with pytest.raises(ValueError, match=message):
     build.build(config, tmp_path)
+
+
+def test_rewards_of_turns_need_an_algorithm_that_reads_them():
+  config = mt_grpo.get_config()
+  assert build.algorithm(config).reads_turns
+  assert build.scorer(config).turns.keywords == dict(
+      new=1.0, duplicate=0.0, invalid=0.0)
+  config.algorithm = ppo.get_config().algorithm
+  with pytest.raises(ValueError, match='turn_reward must be empty for .*:ppo'):
+    build.algorithm(config)
+  config.algorithm.turn_rewards = True
+  assert build.algorithm(config).reads_turns
+  config.turn_reward = ''
+  assert build.scorer(config).turns is None
+
+
+@pytest.mark.parametrize('name, options, message', [
+    ('searchrl.agent.turn_rewards:evidense', {}, 'turn_reward must be .*did '),
+    ('searchrl.agent.turn_rewards:evidence', dict(old=1.0),
+     'turn_reward_options.old is no option of .*:evidence'),
+    ('searchrl.agent.rewards:format_em', {},
+     'turn_reward must be a function of one trajectory, but is .*:format_em')])
+def test_a_bad_reward_of_turns_is_refused(name, options, message):
+  config = mt_grpo.get_config()
+  config.turn_reward, config.turn_reward_options = name, options
+  with pytest.raises(ValueError, match=message):
+    build.scorer(config)
 
 
 @pytest.mark.parametrize('steps', [0, 24])

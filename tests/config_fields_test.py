@@ -138,7 +138,7 @@ def test_leaves_are_dotted_names_with_values():
 
 @pytest.mark.parametrize('name', [
     'ppo', 'grpo', 'dr_grpo', 'dapo', 'gspo', 'dspo', 'gmpo', 'rloo',
-    'reinforce', 'reinforce_plus_plus', 'hrpo', 'sft'])
+    'reinforce', 'reinforce_plus_plus', 'hrpo', 'mt_grpo', 'gigpo', 'sft'])
 def test_every_keyword_of_every_algorithm_can_be_set(name):
   parameters = inspect.signature(getattr(algorithms, name)).parameters
   assert parameters

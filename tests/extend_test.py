@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-from configs import dspo, grpo
+from configs import dspo, grpo, mt_grpo
 import build_test
 import driver_test
 import fakes
@@ -263,6 +263,14 @@ def test_the_reward_and_the_judge_score():
   assert [t.outcome_reward for t in scores] == [1, 0, 1]
   assert [t.parts for t in scores] == [
       {'unique_queries': share} for share in (0.5, 0, 1)]
+
+
+def test_the_reward_of_turns_pays_the_first_search():
+  config = mt_grpo.get_config('smoke')
+  config.turn_reward = 'my_turn_reward:terse'
+  config.turn_reward_options = dict(per_word=0.25)
+  found = build.scorer(config)([played(0, 'a b', 'a b', 'a'), played(0)])
+  assert [t.turn_rewards for t in found] == [(0.5, -0.5, -0.25, None), (None,)]
 
 
 def test_the_algorithm_halves_what_is_above_the_baseline():

@@ -14,7 +14,7 @@ from searchrl.rl import objective
 from searchrl.trajectory import Batch
 
 RECIPES = ('ppo', 'grpo', 'gspo', 'dspo', 'gmpo', 'rloo', 'reinforce',
-           'reinforce_plus_plus', 'hrpo')
+           'reinforce_plus_plus', 'hrpo', 'mt_grpo', 'gigpo')
 
 
 @objective.regularized(kl_coef=0.1, aggregation='sequence_sum')

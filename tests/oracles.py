@@ -110,6 +110,69 @@ def reinforce_plus_plus_baseline(rewards, group_ids, mask, in_baseline=None):
   return whiten(per_token, mask)
 
 
+def turns(turn_ids):
+  """For each row {turn: places of its tokens}."""
+  return [{int(k): [t for t in range(len(row)) if row[t] == k]
+           for k in sorted({*map(int, row)} - {0})} for row in turn_ids]
+
+
+def turn_rewards_at_ends(turn_rewards, turn_ids):
+  out = np.zeros(np.shape(turn_ids))
+  for i, of_row in enumerate(turns(turn_ids)):
+    for places in of_row.values():
+      reward = float(turn_rewards[i][places[-1]])
+      out[i, places[-1]] = 0.0 if math.isnan(reward) else reward
+  return out
+
+
+def mt_grpo(rewards, turn_rewards, turn_ids, group_ids, in_baseline, *,
+            turn_coef=1.0, normalize_std=True):
+  outcome = group_relative(
+      rewards, group_ids, in_baseline, normalize_std=normalize_std)
+  entries = []  # row, turn, reward
+  for i, of_row in enumerate(turns(turn_ids)):
+    for k, places in of_row.items():
+      reward = float(turn_rewards[i][places[-1]])
+      if in_baseline[i] and not math.isnan(reward):
+        entries.append((i, k, reward))
+  advantages = dict(zip([entry[:2] for entry in entries], group_relative(
+      [reward for _, _, reward in entries],
+      [(int(group_ids[i]), k) for i, k, _ in entries],
+      normalize_std=normalize_std)))
+  out = np.zeros(np.shape(turn_ids))
+  for i, of_row in enumerate(turns(turn_ids)):
+    for k, places in of_row.items():
+      out[i, places] = outcome[i] + turn_coef * advantages.get((i, k), 0.0)
+  return out
+
+
+def gigpo(rewards, turn_rewards, turn_ids, state_ids, group_ids, in_baseline,
+          *, step_coef=1.0, discount=0.95, normalize_std=True):
+  own = turn_rewards_at_ends(turn_rewards, turn_ids)
+  totals, entries = np.zeros(len(rewards)), []  # row, turn, state, return
+  for i, of_row in enumerate(turns(turn_ids)):
+    if not in_baseline[i]:
+      continue
+    totals[i] = float(rewards[i]) + math.fsum(own[i])
+    steps = [[k, own[i, places[-1]], int(state_ids[i][places[0]])]
+             for k, places in of_row.items()]
+    if steps:
+      steps[-1][1] += float(rewards[i])
+    for n, (k, _, state) in enumerate(steps):
+      entries.append((i, k, state, math.fsum(
+          discount**gap * later[1] for gap, later in enumerate(steps[n:]))))
+  episode = group_relative(
+      totals, group_ids, in_baseline, normalize_std=normalize_std)
+  advantages = dict(zip([entry[:2] for entry in entries], group_relative(
+      [entry[3] for entry in entries], [entry[2] for entry in entries],
+      normalize_std=normalize_std)))
+  out = np.zeros(np.shape(turn_ids))
+  for i, of_row in enumerate(turns(turn_ids)):
+    for k, places in of_row.items():
+      out[i, places] = episode[i] + step_coef * advantages.get((i, k), 0.0)
+  return out
+
+
 def weighted(rewards, weights, mask):
   entries = [float(weights[at]) for at in map(tuple, np.argwhere(mask))]
   out = np.zeros(np.shape(mask))

@@ -44,6 +44,10 @@ RECIPES = {  # module: metrics of its own, and metrics that it must not have
     'configs.reinforce_plus_plus': (
         (*RATIO, *REFERENCE), ('actor/kl_loss', 'critic/vf_loss')),
     'configs.hrpo': ((), (*RATIO, *REFERENCE)),
+    'configs.mt_grpo': (
+        (*RATIO, 'reward/turns/mean', 'reward/turns/sum_per_traj'),
+        ('actor/kl_loss',)),
+    'configs.gigpo': (RATIO, ('actor/kl_loss', 'reward/turns/mean')),
     'configs.r1': (RATIO, ('actor/kl_loss',)),
     'configs.zerosearch': (
         (*RATIO, 'simulated/noise', 'simulated/secs'), ('actor/kl_loss',)),
@@ -229,11 +233,13 @@ def test_training_on_observations_is_another_run(run, name):
 
 
 @pytest.mark.slow
-def test_ppo_resumed_equals_an_uninterrupted_run_bit_for_bit(run, tmp_path):
-  whole = run('configs.ppo')
-  train.run(short('configs.ppo', steps=1), str(tmp_path))
+@pytest.mark.parametrize('name', ['configs.ppo', 'configs.mt_grpo'])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    run, tmp_path, name):
+  whole = run(name)
+  train.run(short(name, steps=1), str(tmp_path))
   (tmp_path / 'summary.txt').unlink()  # so that the run is not finished
-  train.run(short('configs.ppo'), str(tmp_path))
+  train.run(short(name), str(tmp_path))
   assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 3
   assert digests(tmp_path, 3) == digests(whole, 3)
   one, two = ([{key: value for key, value in line.items()

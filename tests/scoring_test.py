@@ -14,7 +14,7 @@ import pytest
 from searchrl.agent import rewards
 from searchrl.rollouts import scoring
 from searchrl.runtime import processes
-from searchrl.trajectory import Question, Request, Scores
+from searchrl.trajectory import Action, Question, Request, Scores, Turn
 
 FAILED = (2, 1)  # question, sample
 
@@ -54,6 +54,37 @@ def test_without_an_outcome_the_judges_trajectories_get_the_configs():
   found = scored(lambda ts: [Scores(1.0, 0.5 if t.sample else None)
                              for t in ts])
   assert [t.outcome_reward for t in found] == [.25, .5, .25, .5, .25, None]
+
+
+def test_rewards_of_turns_are_the_judges_or_those_of_the_config():
+  turn = Turn((1,), (0.0,), Action('invalid'))
+  trajectories = [dataclasses.replace(t, turns=(turn,) * (2 + t.sample))
+                  for t in round_of()]
+  of_config = scoring.Scorer(
+      rewards.Judge(lambda ts: [
+          Scores(1.0, turns=[7] * len(t.turns) if t.sample else None)
+          for t in ts]), lambda t: 0.0, 'mine:judge',
+      lambda t: [None] + [t.group] * (len(t.turns) - 1))
+  for t in of_config(trajectories):
+    expected = (7.0,) * len(t.turns) if t.sample else (
+        None,) + (float(t.group),) * (len(t.turns) - 1)
+    assert t.turn_rewards == (
+        None if (t.group, t.sample) == FAILED else expected)
+    hash(t)
+  assert scored(lambda ts: [Scores(1.0)] * len(ts))[0].turn_rewards is None
+
+
+@pytest.mark.parametrize('turns, message', [
+    ([1.0], r'must have a reward or None for each of 0 turns, but are \[1.0\]'),
+    (1.0, 'for each of 0 turns, but are 1.0 for'),
+    ([math.nan], 'mine:judge: turn 1 must be a finite number, but is nan')])
+def test_rewards_of_turns_that_do_not_fit_are_refused(turns, message):
+  trajectories = round_of()
+  if 'turn 1' in message:
+    trajectories = [dataclasses.replace(t, turns=(
+        Turn((1,), (0.0,), Action('invalid')),)) for t in trajectories]
+  with pytest.raises(ValueError, match=message):
+    scored(lambda ts: [Scores(1.0, turns=turns) for _ in ts], trajectories)
 
 
 def test_a_function_of_one_trajectory_gives_a_number_or_scores():

@@ -27,7 +27,8 @@ GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'configs.json'
 RECIPES = {  # -> the setting of a model alone
     'dapo': 'dspo', 'dr_grpo': 'search_r1', 'dspo': 'dspo',
     'gmpo': 'search_r1', 'grpo': 'search_r1', 'gspo': 'dspo',
-    'hrpo': 'drzero_solver', 'ppo': 'search_r1', 'reinforce': 'zerosearch',
+    'gigpo': 'search_r1', 'hrpo': 'drzero_solver', 'mt_grpo': 'search_r1',
+    'ppo': 'search_r1', 'reinforce': 'zerosearch',
     'reinforce_plus_plus': 'zerosearch', 'rloo': 'search_r1',
     'zerosearch': 'zerosearch'}
 PARAMETERS = {  # as the hub counts those of the safetensors

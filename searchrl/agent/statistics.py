@@ -44,6 +44,12 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   for part, numbers in sorted(parts.items()):
     values[f'reward/{part}/mean'] = _mean(numbers)
     values[f'reward/{part}/sum'] = float(sum(numbers))
+  of_turns = [[reward for reward in t.turn_rewards if reward is not None]
+              for t in trajectories if t.turn_rewards is not None]
+  if of_turns:
+    values |= _spread('reward/turns', [
+        reward for rewards in of_turns for reward in rewards])
+    values['reward/turns/sum_per_traj'] = _mean(map(sum, of_turns))
   for reason in STOP_REASONS:
     values[f'train/stop_{reason}'] = _mean(
         t.stop_reason == reason for t in trajectories)

@@ -191,7 +191,24 @@ def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
           f'solver must say who plays for the reward {config.reward}, but this '
           'config has none. docs/rewards.md shows one.')
     reward = functools.partial(reward, play)
-  return scoring.Scorer(_judge(reward, config.reward), outcome, config.reward)
+  return scoring.Scorer(_judge(reward, config.reward), outcome, config.reward,
+                        _turn_reward(config))
+
+
+def _turn_reward(config) -> scoring.TurnReward | None:
+  """Returns the function of config.turn_reward; None without one."""
+  if not config.get('turn_reward'):
+    return None
+  reward = plugins.bind(
+      config.turn_reward, dict(config.turn_reward_options),
+      field='turn_reward', option_field='turn_reward_options',
+      ours='searchrl.agent.turn_rewards:evidence')
+  if plugins.argument(reward) in ('', 'trajectories'):
+    raise ValueError(
+        'turn_reward must be a function of one trajectory, but is '
+        f'{config.turn_reward}, which takes none or many. A judge of many can '
+        'return rewards of turns in its Scores.')
+  return reward
 
 
 def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:

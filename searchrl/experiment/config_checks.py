@@ -181,6 +181,10 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
   rollout = config.rollout
   truncation, needed = truncation_of(rollout), algorithm.min_group_size
   _refuse(
+      (config.get('turn_reward') and not algorithm.reads_turns,
+       f'turn_reward must be empty for {name}, which does not read rewards of '
+       f'turns, but is {config.get("turn_reward")!r}. Leave it out, or choose '
+       'mt_grpo, gigpo, or ppo with algorithm.turn_rewards=True.'),
       (rollout.group_size < needed,
        f'rollout.group_size must be at least {needed} for {name}, whose '
        f'baseline is the group, but is {rollout.group_size}. Raise it, or '

@@ -105,6 +105,9 @@ class Algorithm:
   # True if a row whose advantages are all 0, or that is not in the loss, has no
   # gradient. The learner then leaves such rows out of the networks' passes.
   skips_zero: bool = False
+  # True if `advantages` reads the turns of a batch: its fields `turn_ids`,
+  # `turn_rewards` and `state_ids`, which are None otherwise.
+  reads_turns: bool = False
 
 
 def total(
@@ -161,7 +164,7 @@ def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
 
 
 def scored(batch: Batch, field: str) -> Float[Array, 'B T']:
-  """Returns a field of the batch that `learner.score` fills, [B, T].
+  """Returns a field of the batch that is not always filled, [B, T].
 
   Raises:
     ValueError: The field is None.
@@ -170,5 +173,6 @@ def scored(batch: Batch, field: str) -> Float[Array, 'B T']:
   if array is None:
     raise ValueError(
         f'batch.{field} must be scored before the loss, but is None. Fill it '
-        'with learner.score, or with dataclasses.replace.')
+        'with learner.score, with collate (turns=True) or with '
+        'dataclasses.replace.')
   return array

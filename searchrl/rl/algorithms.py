@@ -34,7 +34,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from searchrl.rl import advantages, diagnostics, losses, masked, option_checks
+from searchrl.rl import (
+    advantages, diagnostics, losses, masked, option_checks, turn_advantages)
 from searchrl.rl.advantages import Estimate
 # The building blocks are also public here, for recipes of your own.
 from searchrl.rl.algorithm import (  # noqa: F401
@@ -45,6 +46,7 @@ from searchrl.rl.objective import (  # noqa: F401
     Regularizer, by_group, clipped_geometric_mean, clipped_sequence_ratio,
     clipped_token_ratio, corrected, objective, reference_kl, regularized,
     score_function, with_observations)
+from searchrl.rl.turn_recipes import gigpo, mt_grpo  # noqa: F401
 
 
 @regularized(kl_coef=1e-3, kl_estimator='k1', entropy_coef=0.0,
@@ -59,16 +61,19 @@ def ppo(
     discount: float = 1.0,
     gae_lambda: float = 1.0,
     whiten: bool = True,
+    turn_rewards: bool = False,
 ) -> Algorithm:
   """Makes PPO: clipped token ratios, a critic, and the KL in the reward.
 
   `value_clip` is the distance that a value may move in an update, in the unit
   of the rewards; None means any distance. `gae_lambda` in [0, 1] mixes: 1 uses
   the rewards only, and 0 relies on the critic. With `whiten`, advantages are
-  whitened over all policy tokens of the batch.
+  whitened over all policy tokens of the batch. With `turn_rewards`, a turn's
+  own reward is added at the turn's last token.
 
   Source: Schulman et al. 2017, arXiv:1707.06347; hyper-parameters as in
-    Search-R1 (arXiv:2503.09516).
+    Search-R1 (arXiv:2503.09516). Rewards of turns as in MT-PPO (Zeng et al.
+    2025, arXiv:2505.11821).
   """
   option_checks.fractions(discount=discount, gae_lambda=gae_lambda)
   option_checks.at_least_0(value_clip=value_clip or 0)
@@ -80,6 +85,9 @@ def ppo(
     mask = trained_tokens(batch)
     rewards = advantages.token_rewards(
         batch.rewards, mask, reference_kl(batch, regularizer))
+    if turn_rewards:
+      rewards += jnp.where(mask, turn_advantages.rewards_at_ends(
+          scored(batch, 'turn_rewards'), batch.turn_ids), 0)
     advs, returns = advantages.gae(
         rewards, scored(batch, 'values'), mask, discount=discount,
         gae_lambda=gae_lambda)
@@ -97,7 +105,8 @@ def ppo(
         **diagnostics.value_fit(*fit, value_clip=value_clip)}
 
   return Algorithm(
-      estimate, loss, needs=_needs(regularizer, in_reward=True) | {'values'})
+      estimate, loss, needs=_needs(regularizer, in_reward=True) | {'values'},
+      reads_turns=turn_rewards)
 
 
 @regularized(kl_coef=0.04, kl_estimator='k3', entropy_coef=0.0,

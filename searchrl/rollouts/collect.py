@@ -260,7 +260,8 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
       trajectories, policy_step=policy_step, length=length,
       group_ids=[t.group if group_of is None else group_of(t.question)
                  for t in trajectories],
-      rows=rounds.questions * rounds.group_size, mask_truncated=mask_truncated)
+      rows=rounds.questions * rounds.group_size, mask_truncated=mask_truncated,
+      turns=algorithm.reads_turns)
 
 
 def _group_counts(complete: Sequence[Group], groups: Sequence[Group],

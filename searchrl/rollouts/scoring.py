@@ -20,6 +20,7 @@ from searchrl.trajectory import Scores, Trajectory
 _WAIT_SECS = 24 * 3600  # limit of the wait for the process that judges
 _WAY_OUT = 'Correct it, or give a number there, too.'
 Score = Callable[[Sequence[Trajectory]], list[Trajectory]]
+TurnReward = Callable[[Trajectory], Sequence[float | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Scorer:
   judge: rewards.Judge  # gives the reward, and perhaps the outcome
   outcome: Callable[[Trajectory], float] = rewards.em  # if the judge gives none
   name: str = 'the reward'  # name of the judge in error messages
+  # Function to a reward per turn, if the judge gives none; None: no rewards.
+  turns: TurnReward | None = None
 
   def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Scores a round; trajectories that a failed search ended get no score.
@@ -44,8 +47,8 @@ class Scorer:
     if not finished:
       return list(trajectories)
     scores = iter(self._of_first(finished))
-    return [t if t.stop_reason == 'search_error' else dataclasses.replace(
-        t, **next(scores)) for t in trajectories]
+    return [t if t.stop_reason == 'search_error' else _scored(t, next(scores))
+            for t in trajectories]
 
   def _of_first(self, trajectories: Sequence[Trajectory]) -> list[dict]:
     """Returns the first process's scores; raises on all if any one raised."""
@@ -100,11 +103,30 @@ class Scorer:
     def number(field: str, value: Any) -> float:
       return _number(f'{self.name}: {field}', value, named)
 
+    turns = scores.turns
+    if turns is None and self.turns:
+      turns = _call(self.turns, trajectory, 'turn_reward', [trajectory])
+    if turns is not None and (
+        not hasattr(turns, '__len__') or len(turns) != len(trajectory.turns)):
+      raise ValueError(
+          f'{self.name}: the turns must have a reward or None for each of '
+          f'{len(trajectory.turns)} turns, but are {turns!r} for {named}. '
+          'Return one list entry per turn, in order.')
     return dict(
         reward=number('the reward', scores.reward),
         outcome_reward=number('the outcome', outcome),
         parts={str(part): number(f'the part {part!r}', value)
-               for part, value in parts.items()})
+               for part, value in parts.items()},
+        turn_rewards=None if turns is None else [
+            None if value is None else number(f'turn {n}', value)
+            for n, value in enumerate(turns, start=1)])
+
+
+def _scored(trajectory: Trajectory, fields: dict[str, Any]) -> Trajectory:
+  """Returns a trajectory with scores that JSON has held."""
+  turns = fields['turn_rewards']
+  return dataclasses.replace(trajectory, **fields | {
+      'turn_rewards': None if turns is None else tuple(turns)})
 
 
 def once(score: Score) -> Score:

@@ -227,7 +227,7 @@ class Learner:
     step = self.train_step
     batch = trajectory.collate(
         [], group_ids=[], policy_step=0, length=step.length,
-        rows=rows // self.minibatches)
+        rows=rows // self.minibatches, turns=step.algorithm.reads_turns)
     scores: dict[str, Any] = dict.fromkeys(
         (*step.algorithm.needs, *['old_logprobs'] * self.scores_old),
         np.zeros(batch.tokens.shape, np.float32))

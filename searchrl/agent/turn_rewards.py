@@ -1,0 +1,51 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards of single turns, named `module:function` in `config.turn_reward`.
+
+A turn reward is a function (trajectory) -> one number or None per turn. None
+means that the turn has no reward: it is in no baseline of turn rewards.
+"""
+
+from searchrl.agent import rewards
+from searchrl.trajectory import Trajectory, Turn
+
+
+def evidence(trajectory: Trajectory, *, new: float = 1.0,
+             duplicate: float = 0.0, invalid: float = 0.0
+            ) -> list[float | None]:
+  """Returns the rewards of turns for evidence, new queries and the format.
+
+  A turn that answers has no reward of its own, because the outcome judges it.
+
+  Args:
+    trajectory: Finished trajectory.
+    new: Reward of a turn that reads a passage with a gold answer which no
+      earlier turn has returned. MT-GRPO (arXiv:2505.11821) also gives a reward
+      if a search returns a gold answer.
+    duplicate: Penalty of a turn whose action was made before. Two actions are
+      equal if their texts are, once normalised as answers are.
+    invalid: Penalty of a turn whose text is not an action.
+  """
+  seen_passages: set[str] = set()
+  seen_actions: set[tuple[str, ...]] = set()
+  values: list[float | None] = []
+  for turn in trajectory.turns:
+    kind, texts = turn.action.kind, turn.action.texts
+    action = (kind, *map(rewards.normalise, texts))
+    found = _gold_passages(turn, trajectory.question.answers)
+    value = new * bool(found - seen_passages)
+    value -= duplicate * (action in seen_actions) + invalid * (
+        kind == 'invalid')
+    values.append(None if kind == 'answer' else value)
+    seen_passages |= found
+    if texts:
+      seen_actions.add(action)
+  return values
+
+
+def _gold_passages(turn: Turn, answers: tuple[str, ...]) -> set[str]:
+  """Returns the ids of a turn's passages in which a gold answer was read."""
+  golds, observation = rewards.normalised(answers), rewards.observed(turn)
+  return {passage.id for passage in turn.passages for gold in golds
+          if gold in rewards.normalise(f'{passage.title} {passage.text}')
+          and gold in observation}

@@ -1,0 +1,89 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes whose advantages belong to turns: MT-GRPO and GiGPO.
+
+They are public in `algorithms`, which explains the options that recipes share.
+"""
+
+from __future__ import annotations
+
+from searchrl.rl import option_checks
+from searchrl.rl import turn_advantages
+from searchrl.rl.algorithm import Algorithm, scored
+from searchrl.rl.objective import (
+    Regularizer, clipped_token_ratio, objective, regularized)
+
+
+@regularized(kl_coef=0.01, kl_estimator='k3', entropy_coef=0.0,
+             aggregation='token_mean', length=None)
+def mt_grpo(
+    regularizer: Regularizer,
+    *,
+    turn_coef: float = 1.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    normalize_std: bool = True,
+) -> Algorithm:
+  """Makes MT-GRPO: GRPO with an advantage of each turn's own reward on top.
+
+  `turn_coef` is the weight of that advantage. Without rewards of turns it is
+  GRPO with the token mean.
+
+  Source: Zeng et al. 2025, Reinforcing Multi-Turn Reasoning in LLM Agents,
+    arXiv:2505.11821; KL, coefficient and token mean as in its code.
+  """
+  option_checks.at_least_0(turn_coef=turn_coef)
+
+  def by_turn(batch):
+    return turn_advantages.mt_grpo(
+        batch.rewards, scored(batch, 'turn_rewards'), batch.turn_ids,
+        batch.group_ids, batch.in_baseline, turn_coef=turn_coef,
+        normalize_std=normalize_std)
+
+  return _recipe(regularizer, by_turn, clip_low, clip_high, dual_clip)
+
+
+@regularized(kl_coef=0.01, kl_estimator='k3', entropy_coef=0.0,
+             aggregation='token_mean', length=None)
+def gigpo(
+    regularizer: Regularizer,
+    *,
+    step_coef: float = 1.0,
+    discount: float = 0.95,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    normalize_std: bool = True,
+) -> Algorithm:
+  """Makes GiGPO: GRPO with an advantage among turns that began alike on top.
+
+  `step_coef` is the weight omega of that advantage, and `discount` the worth
+  now of a reward of 1 that comes one turn later. Turns began alike if their
+  rows share a group and had read the same before. Rewards of turns are added to
+  the returns, but are not needed.
+
+  Source: Feng et al. 2025, GiGPO, arXiv:2505.10978, eq. 8 and 9.
+  """
+  option_checks.at_least_0(step_coef=step_coef)
+  option_checks.fractions(discount=discount)
+
+  def by_state(batch):
+    return turn_advantages.gigpo(
+        batch.rewards, scored(batch, 'turn_rewards'), batch.turn_ids,
+        batch.state_ids, batch.group_ids, batch.in_baseline,
+        step_coef=step_coef, discount=discount, normalize_std=normalize_std)
+
+  return _recipe(regularizer, by_state, clip_low, clip_high, dual_clip)
+
+
+def _recipe(regularizer, advantages, clip_low, clip_high, dual_clip
+           ) -> Algorithm:
+  """Returns GRPO with other advantages, which read the turns."""
+  return Algorithm(
+      advantages,
+      objective(
+          clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
+          regularizer),
+      needs=frozenset(['ref_logprobs'] if regularizer.kl_coef else []),
+      min_group_size=2, skips_zero=regularizer.is_empty, reads_turns=True)

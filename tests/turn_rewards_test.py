@@ -1,0 +1,43 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""turn_rewards: what each turn of a trajectory is worth, by hand."""
+
+import tiny
+
+from searchrl.agent import turn_rewards
+from searchrl.trajectory import Action, Passage, Trajectory, Turn
+
+LOT = Passage('a', 'Lot', 'A river of France')
+TARN = Passage('b', 'Tarn', 'It joins the Garonne')
+
+
+def search(query, *passages):
+  text = ' '.join(f'{p.title} {p.text}' for p in passages)
+  return Turn((1,), (0.0,), Action('search', (query,)), (2,), passages,
+              observation=f'<information>{text}</information>')
+
+
+def rewards(*turns, **options):
+  return turn_rewards.evidence(Trajectory(
+      tiny.question(answers=('Garonne',)), 0, 0, (1,), turns, 'answer'),
+                               **options)
+
+
+def test_new_evidence_counts_once():
+  answer = Turn((1,), (0.0,), Action('answer', ('Garonne',)))
+  assert rewards(search('lot', LOT), search('tarn', LOT, TARN),
+                 search('tarn again', TARN), answer) == [0, 1, 0, None]
+
+
+def test_evidence_that_was_cut_from_the_observation_is_not_read():
+  turn = search('tarn', TARN)
+  cut = Turn(**vars(turn) | {'observation': '<information>It</information>'})
+  assert rewards(cut) == [0]
+
+
+def test_repeated_queries_and_invalid_turns_cost():
+  retry = Turn((1,), (0.0,), Action('invalid'), (2,), observation='Try again')
+  assert rewards(
+      search('tarn', TARN), search('The  Tarn!', TARN), retry, retry,
+      search('lot', LOT), new=2.0, duplicate=0.5, invalid=0.25) == [
+          2, -0.5, -0.25, -0.25, 0]
