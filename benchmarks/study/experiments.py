@@ -105,7 +105,7 @@ def all_of(found: Records) -> dict[str, Experiment]:
           'noise': NOISE, 'prompts': PROMPTS, 'engines': ENGINES_COMPARED,
           'masking': MASKING, 'format': FORMAT, 'simulated': SIMULATED,
           'writers': WRITERS, 'selfplay': SELFPLAY, 'rivals': RIVALS,
-          'ablations': ABLATIONS}
+          'ablations': ABLATIONS, 'turns': TURNS}
 
 
 def train_options(arm: Arm, seed: int) -> dict[str, Any]:
@@ -183,6 +183,23 @@ THIRDS = Experiment(
     arms=(_DSPO, dataclasses.replace(
         _DSPO, name='dspo in thirds', training={'learner.minibatches': 3})),
     pairs=(('dspo in thirds', 'dspo'),))
+
+# Credit by turn --------------------------------------------------------------
+
+TURNS = Experiment(
+    hypothesis='Written before any run. On 1 to 3 hops neither MT-GRPO nor '
+    'GiGPO differs from GRPO by .05: with small updates any gradient of the '
+    'right sign teaches the one decision to go on. On 4 hops MT-GRPO, which is '
+    'paid for the passage with the answer even if the answer is wrong, is above '
+    'GRPO by .05. GiGPO, whose discount prefers short samples, searches less '
+    'than GRPO on 4 hops.',
+    measures=('greedy', 'greedy, 4 hops', 'searches', 'sampled', 'area'),
+    smallest=0.05,
+    arms=(GRPO, Arm('mt_grpo', 'mt_grpo'), Arm('gigpo', 'gigpo'),
+          Arm('gigpo undiscounted', 'gigpo',
+              training={'algorithm.discount': 1.0})),
+    pairs=(('mt_grpo', 'grpo'), ('gigpo', 'grpo'),
+           ('gigpo undiscounted', 'grpo')))
 
 # Larger updates ---------------------------------------------------------------
 
