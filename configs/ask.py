@@ -38,6 +38,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   # Dialogue that the policy was trained with. '': the run's; without a run, as
   # in configs/common.py.
   config.dialogue = base.dialogue
+  # Tools of the policy. Unset: the run's.
+  config.tools, config.tool_options = base.get_ref('tools'), base.tool_options
   # Without a corpus, the run's corpus or a generated world is searched.
   config.search = base.search
   if run or not arguments.parse(text).model:

@@ -100,6 +100,11 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   # agent: dialogue:search_r1, chat:search_r1, tools:dspo. '': the tiny bases'
   # own; for other models Search-R1's, in the chat template if there is one.
   config.dialogue = ''
+  # Tools of the policy: search, open, calculate, python, search_NAME (another
+  # engine), mcp, or your 'module:function'. More than the search need a dialogue
+  # that lists them (docs/tools.md).
+  config.tools = field(('search',), bool, 'at least one name')
+  config.tool_options = {}  # keyword arguments of each tool, by its name
   config.reward = 'searchrl.agent.rewards:em'  # reward, module:function
   config.reward_options = {}  # keyword arguments of the reward
   config.outcome = 'searchrl.agent.rewards:em'  # outcome read by the filter

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Question, Passage, Turn, Trajectory, Scores and Batch, which `collate` makes.
+"""Question, Passage, Tool, Turn, Trajectory, Scores and Batch, by `collate`.
 
 A trajectory is token ids with the log-probs at which they were sampled. Every
 mask follows from the origin of a token: the prompt, the policy (an action) or
@@ -11,16 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import re
-import string
 from typing import Any, Literal, NamedTuple
-import unicodedata
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
 import numpy as np
 
-ActionKind = Literal['search', 'answer', 'invalid']
 StopReason = Literal['answer', 'turn_limit', 'length_limit', 'search_error']
 STOP_REASONS = ('answer', 'turn_limit', 'length_limit', 'search_error')
 
@@ -34,30 +30,6 @@ class Question:
   answers: tuple[str, ...]  # gold answers; any is right, the first is canonical
   hops: int = 1  # number of facts that the answer needs; HRPO's group
   data_source: str = 'unknown'  # name of the data set in evaluation reports
-
-
-# Soft hyphens, joiners, marks of direction and byte-order marks show nothing.
-_INVISIBLE = '\u00ad\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff'
-_INVISIBLES = re.compile(f'[{_INVISIBLE}]')
-_MANY_MARKS = re.compile(r'([^\w\s]{31,})')  # sorting them is quadratic
-_PUNCTUATION = str.maketrans('', '', string.punctuation)
-_ARTICLES = re.compile(r'\b(a|an|the)\b')
-
-
-def normalise(text: str) -> str:
-  """Returns the text in which answers and gold answers are compared.
-
-  It is in lower case, without ASCII punctuation and articles, and words are
-  separated by single spaces. An accent may be a character of its own or not.
-
-  Source: SQuAD (Rajpurkar et al. 2016), as all five systems use it.
-  """
-  text = text.lower().translate(_PUNCTUATION)
-  if not text.isascii():
-    pieces = _MANY_MARKS.split(_INVISIBLES.sub('', text))
-    text = ''.join(piece if n % 2 else unicodedata.normalize('NFC', piece)
-                   for n, piece in enumerate(pieces))
-  return ' '.join(_ARTICLES.sub(' ', text).split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,11 +98,85 @@ SearchFn = Callable[[Sequence[Query]], Sequence[Passages | SearchError]]
 
 
 @dataclasses.dataclass(frozen=True)
+class ToolCall:
+  """A call of a tool other than a search, and the trajectory that it is from.
+
+  A tool that reads more than its arguments is a function of the other fields,
+  as an engine is one of a Query's.
+  """
+
+  tool: str
+  arguments: Mapping[str, Any]
+  question: Question
+  step: int = 0  # step of the run
+  sample: int = 0  # index of the sample among the question's
+  turn: int = 0  # index of the turn that calls, from 0
+  turns: tuple[Turn, ...] = ()  # turns so far; the last is the one that calls
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolResult:
+  """The text that a tool returns; the policy reads it as data.
+
+  A call that the policy got wrong has a result that says so. A tool that is out
+  of service has none, but a SearchError, which ends the trajectory.
+  """
+
+  text: str
+  is_error: bool = False  # True: the policy's call was wrong
+  passages: Passages = ()  # passages that the text shows
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+  """A tool that a policy may call: search, or another one.
+
+  A tool named 'search', or 'search_' and more, is a search engine: its function
+  gets Queries and returns Passages. The function of any other tool gets
+  ToolCalls and returns a ToolResult for each, in their order. It runs in a
+  thread of its own and raises, or returns SearchErrors, when it is out of
+  service. It may have the methods `pop` and `wait` of an engine.
+  """
+
+  name: str
+  description: str  # one sentence for the policy
+  # JSON schema of the arguments, which is an object.
+  parameters: Mapping[str, Any] = dataclasses.field(hash=False)
+  call: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+  # Function that returns `call`, for a tool that needs something of the run:
+  # its keywords are any of corpus, tokenizer, result_tokens and seed.
+  bind: Callable[..., Callable[[Sequence[Any]], Sequence[Any]]] | None = None
+
+  @property
+  def first_parameter(self) -> str:
+    """Name of the argument that a call without names gives; '' for none."""
+    return next(iter(self.parameters.get('properties', ())), '')
+
+
+@dataclasses.dataclass(frozen=True)
 class Action:
   """The action that is parsed from a turn's sampled text."""
 
-  kind: ActionKind
-  texts: tuple[str, ...] = ()  # queries, or the single answer; stripped
+  kind: str  # 'answer', 'invalid', or the name of the tool that is called
+  # Queries of a search, the single answer, or the text of a call; stripped.
+  texts: tuple[str, ...] = ()
+  arguments: Mapping[str, Any] = dataclasses.field(  # arguments of a tool's call
+      default_factory=dict, hash=False)
+
+  @property
+  def is_call(self) -> bool:
+    """True for a call of a tool, searches included."""
+    return self.kind not in ('answer', 'invalid')
+
+  @property
+  def is_search(self) -> bool:
+    """True for a search, by any engine."""
+    return is_search(self.kind)
+
+
+def is_search(tool: str) -> bool:
+  """Returns whether the tool of a name is a search engine."""
+  return tool == 'search' or tool.startswith('search_')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +189,7 @@ class Turn:
   observation_tokens: tuple[int, ...] = ()  # tokens from the environment
   passages: Passages = ()  # passages that the search returned, in order
   passages_cut: int = 0  # number of passages cut to fit the token budget
+  is_tool_error: bool = False  # True: a tool said that the call was wrong
   # For rewards and readers; '' in records that are older than these fields.
   # Action tokens, decoded without special tokens, up to the first stop string.
   text: str = ''
@@ -201,7 +248,7 @@ class Trajectory:
   @property
   def searches(self) -> int:
     """Number of turns whose search was carried out."""
-    return sum(turn.action.kind == 'search' for turn in self.turns
+    return sum(turn.action.is_search for turn in self.turns
                if turn.observation_tokens)
 
   @property
@@ -240,8 +287,8 @@ def from_json(record: dict[str, Any]) -> Trajectory:
       Turn(**turn | {
           'action_tokens': tuple(turn['action_tokens']),
           'action_logprobs': tuple(turn['action_logprobs']),
-          'action': Action(turn['action']['kind'],
-                           tuple(turn['action']['texts'])),
+          'action': Action(**turn['action'] | {
+              'texts': tuple(turn['action']['texts'])}),
           'observation_tokens': tuple(turn['observation_tokens']),
           'passages': tuple(Passage(**p) for p in turn['passages'])})
       for turn in record['turns'])

@@ -13,6 +13,7 @@ import pytest
 from configs import demonstrations as configured
 from searchrl.agent import chains
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tag_parser
 from searchrl.agent import tools
 from searchrl.agent.chains import Chain, Hop, Script
 from searchrl.data import conversations
@@ -341,5 +342,5 @@ def test_a_written_turn_is_read_as_its_action(make, text):
   dialogue = make(chats.qwen())
   for action in (Action('search', (text,)), Action('answer', (text,))):
     turn = dialogue.write('hm', action)
-    assert dialogues.until_stop(turn, dialogue.stop_strings) == turn
+    assert tag_parser.until_stop(turn, dialogue.stop_strings) == turn
     assert dialogue.parse(turn) == action

@@ -180,7 +180,7 @@ def test_a_slot_filled_by_a_search_takes_nothing_from_its_neighbours():
       passage_tokens=0)
   assert search.calls == [['cat']]
   assert trajectories[0].stop_reason == 'length_limit'
-  assert trajectories[0].turns[0].action.kind == 'search'
+  assert trajectories[0].turns[0].action.is_search
   assert [p.id for p in trajectories[1].turns[0].passages] == ['cat']
 
 

@@ -188,7 +188,7 @@ def asked_by(trajectories):
   """(uid, sample, turn, text) of all that trajectories had searched for."""
   return sorted(
       (t.question.uid, t.sample, number, text) for t in trajectories
-      for number, turn in enumerate(t.turns) if turn.action.kind == 'search'
+      for number, turn in enumerate(t.turns) if turn.action.is_search
       and (turn.observation_tokens or t.stop_reason == 'search_error')
       for text in turn.action.texts)
 

@@ -16,6 +16,7 @@ import tiny
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
 from searchrl.agent import rewards
+from searchrl.agent import tag_parser
 from searchrl.agent import tools
 from searchrl.trajectory import Passage, Trajectory, Turn
 
@@ -107,7 +108,7 @@ def test_ten_thousand_responses_are_judged_as_by_an_independent_reading():
 def test_ends_of_turns_are_taken_off_in_linear_time():
   begun = time.process_time()
   assert formats.is_valid(THINK + PARIS + '</s> \n' * 100_000)
-  assert dialogues.without_turn_end('</s> ' * 100_000) == ''
+  assert tag_parser.without_turn_end('</s> ' * 100_000) == ''
   assert time.process_time() - begun < 2  # a third of a second
 
 
@@ -140,7 +141,7 @@ def test_a_thought_that_the_prompt_opens_is_the_responses(opened):
   assert not formats.is_valid(' hm ' + PARIS, prompt=opened)
 
 
-@pytest.mark.parametrize('end', dialogues.TURN_ENDS)
+@pytest.mark.parametrize('end', tag_parser.TURN_ENDS)
 def test_the_end_of_a_turn_is_no_text(end):
   for ended in (end, f' {end}\n', f'{end}{end}', f'{end}<|endoftext|> '):
     assert formats.is_valid(THINK + PARIS + ended)
@@ -162,7 +163,7 @@ def conversation(dialogue, tokenizer, *texts, prompt=None):
   for i, text in enumerate(texts):
     ids, shown = tokenizer.encode(text), ()
     action = dialogue.parse(tokenizer.decode(ids))
-    if action.kind == 'search':
+    if action.is_search:
       shown = dialogues.observation(dialogue, results, tokenizer,
                                     passage_tokens=99, action_tokens=ids).tokens
     elif action.kind == 'invalid' and i + 1 < len(texts):
@@ -170,7 +171,7 @@ def conversation(dialogue, tokenizer, *texts, prompt=None):
     turns.append(Turn(
         ids, (0.0,) * len(ids), action, shown, text=tokenizer.decode(ids),
         observation=tokenizer.decode(shown),
-        passages=results[0] if action.kind == 'search' else ()))
+        passages=results[0] if action.is_search else ()))
   return Trajectory(
       tiny.question(answers=('town of light',)), 0, 0, opening, tuple(turns),
       'answer', prompt=prompt or tokenizer.decode(opening))

@@ -18,6 +18,7 @@ from searchrl.agent import chat
 from searchrl.agent import demonstrations
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
+from searchrl.agent import tag_parser
 from searchrl.agent.markup import neutralise
 from searchrl.agent import rewards
 from searchrl.agent import tokenizer as tokenizers
@@ -170,7 +171,7 @@ def test_a_turn_in_tags_is_read_as_the_definition_has_it(dice: Dice):
     assert dialogues.parse_tags(again) == action
     assert dialogues.parse_tags(text + strategies.text(dice, 3)) == action
     before = strategies.text(dice, 3)
-    if not [tag for tag in dialogues.TAG_STOPS if tag in before]:
+    if not [tag for tag in tag_parser.TAG_STOPS if tag in before]:
       assert dialogues.parse_tags(before + text) == action
     assert not [tag for tag in TAGS if tag in action.texts[0]]
 
@@ -187,7 +188,7 @@ def test_a_turn_with_tools_is_read_as_the_definition_has_it(dice: Dice):
   action = tools.parse(text)
   assert action == text_oracles.tool_action(text, tools.MAX_QUERIES)
   assert sum(map(len, action.texts)) <= len(text)
-  if action.kind == 'search':
+  if action.is_search:
     again = json.dumps({'name': 'search', 'arguments': {
         'query_list': action.texts}})
     if not [tag for tag in ('<tool_call>', *tools.TOOL_STOPS) if tag in again]:
@@ -268,7 +269,7 @@ def talk(dice: Dice, protocol):
   for _ in range(dice.below(4)):
     text = said(dice)
     action, seen = dialogue.parse(text), ''
-    if action.kind == 'search':
+    if action.is_search:
       seen = tokenizer.decode(dialogues.observation(
           dialogue, [tuple(dice.many(2, strategies.passage))], tokenizer,
           passage_tokens=30).tokens)

@@ -28,6 +28,7 @@ from searchrl.agent import demonstrations
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
 from searchrl.agent import rewards
+from searchrl.agent import tag_parser
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import tools
 from searchrl.agent import transcripts
@@ -476,7 +477,7 @@ def conversation(dialogue, tokenizer, *texts):
   for i, text in enumerate(texts):
     ids, shown = tokenizer.encode(text), ()
     action = dialogue.parse(tokenizer.decode(ids))
-    if action.kind == 'search':
+    if action.is_search:
       shown = dialogues.observation(
           dialogue, [(PARIS,)], tokenizer, passage_tokens=99,
           action_tokens=ids).tokens
@@ -617,11 +618,11 @@ def test_all_readers_agree_on_a_turn(name, tokenizer, count):
         break
       state = table.next_state[state, id_]
     text = tokenizer.decode(ids)
-    read = dialogues.until_stop(text, stop_strings)
+    read = tag_parser.until_stop(text, stop_strings)
     assert read.endswith(stop_strings) == bool(table.hit[state, ids[-1]]), text
     action = dialogue.parse(text)
     assert action == dialogue.parse(read) == (
-        text_oracles.tag_action(text) if stop_strings == dialogues.TAG_STOPS
+        text_oracles.tag_action(text) if stop_strings == tag_parser.TAG_STOPS
         else text_oracles.tool_action(
             text, tools.MAX_QUERIES, bare=name == 'llama3-instruct')), text
     trajectory = Trajectory(

@@ -138,7 +138,7 @@ def test_no_complete_action_of_a_real_model_is_lost(search):
       assert turn.action == expected, text
       assert complete_block(raw_text(tokenizer, turn.action_tokens[:-1])) is None
       is_last = turn is trajectory.turns[-1]
-      if turn.action.kind == 'search' and not is_last:  # its results are read
+      if turn.action.is_search and not is_last:  # its results are read
         found, = search([Query(block[1], TOP_K, trajectory.question)])
         assert turn.passages == found and turn.observation_tokens
       assert turn.action.kind != 'answer' or (

@@ -150,7 +150,7 @@ def conversation(*texts, read=PARIS, golds=('Paris',), **fields):
   turns = []
   for i, text in enumerate(texts):
     action = dialogues.parse_tags(text)
-    shown = action.kind == 'search' and i + 1 < len(texts)
+    shown = action.is_search and i + 1 < len(texts)
     turns.append(Turn(
         (1,), (0.0,), action, (2,) * shown, read if shown else (), text=text,
         observation='\n\n<information>' + ''.join(

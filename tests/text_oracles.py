@@ -8,8 +8,8 @@ import unicodedata
 
 from strategies import TAGS
 
-from searchrl.agent import dialogue as dialogues
 from searchrl.agent import markup
+from searchrl.agent import tag_parser
 from searchrl.trajectory import Action
 
 
@@ -36,7 +36,7 @@ def neutralise(text: str) -> str:
     plain.append(folded)
     origin += [i] * len(folded)
   characters = list(text)
-  for mark in markup._MARK.finditer(''.join(plain)):
+  for mark in markup._mark(()).finditer(''.join(plain)):
     characters[origin[mark.start()]] = {'<': '‹', '[': '⁅'}[mark[0]]
   return ''.join(characters)
 
@@ -112,7 +112,7 @@ def is_text(text: str) -> bool:
 
 def without_ends(text: str) -> str:
   """A text without ends of turns and white space after it."""
-  ends = [end for end in dialogues.TURN_ENDS if text.rstrip().endswith(end)]
+  ends = [end for end in tag_parser.TURN_ENDS if text.rstrip().endswith(end)]
   return without_ends(text.rstrip()[:-len(ends[0])]) if ends else text.rstrip()
 
 

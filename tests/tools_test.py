@@ -124,7 +124,7 @@ def test_a_turn_of_json_alone_is_a_call_where_the_template_writes_it_so(
     text, action):
   assert tools.parse(text, bare=True) == action
   assert text_oracles.tool_action(text, 8, bare=True) == action
-  if '<tool_call>' not in text and action.kind == 'search':
+  if '<tool_call>' not in text and action.is_search:
     assert tools.parse(text) == INVALID
 
 

@@ -15,6 +15,7 @@ from searchrl.agent import demonstrations
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import formats
 from searchrl.agent import rewards
+from searchrl.agent import tag_parser
 from searchrl.agent import tools
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.evaluation import scores
@@ -150,7 +151,7 @@ def test_text_is_read_up_to_the_end_of_the_first_stop_string():
       ('', ('a',), ''), ('b', (), 'b'), ('b', ('a',), 'b'),
       ('bab', ('a',), 'ba'), ('bacb', ('cb', 'ac'), 'bac'),
       ('x.\n\ny', ('\n', '.'), 'x.'), ('a', ('a', 'aa'), 'a')):
-    assert dialogues.until_stop(text, stop_strings) == expected
+    assert tag_parser.until_stop(text, stop_strings) == expected
 
 
 @pytest.mark.parametrize('tag', ['<search>', '</search>', '</answer>',

@@ -14,8 +14,8 @@ import numpy as np
 
 from searchrl.agent import rewards
 from searchrl.agent.dialogue import Dialogue
-from searchrl.trajectory import (
-    Action, Question, Request, Trajectory, Turn, normalise)
+from searchrl.normalisation import normalise
+from searchrl.trajectory import Action, Question, Request, Trajectory, Turn
 
 _SEEK = ('I need to find: {}.', 'I look up: {}.', 'I have to know: {}.',
          'I do not know this yet: {}.', 'I search for: {}.', 'What I need: {}.')

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent.dialogue import Dialogue
+from searchrl.trajectory import Tool
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
@@ -37,6 +38,12 @@ def brief(tokenizer) -> Dialogue:
   It is for models that are tuned on demonstrations, which need no instructions.
   """
   return in_one_turn(dialogues.laptop(tokenizer), tokenizer)
+
+
+def with_tools(tokenizer, tools: Sequence[Tool] = (dialogues.SEARCH,)
+              ) -> Dialogue:
+  """Returns `dialogue.with_tools` in the chat template."""
+  return in_one_turn(dialogues.with_tools(tokenizer, tools), tokenizer)
 
 
 def search_r1(tokenizer) -> Dialogue:
@@ -186,7 +193,8 @@ class Exchange(NamedTuple):
 
 
 def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
-                   system: str | None = None) -> Exchange:
+                   system: str | None = None, tool: str = 'search'
+                  ) -> Exchange:
   """Returns the template's text between two turns of the assistant.
 
   Args:
@@ -195,6 +203,7 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
     tokenizer: The tokenizer, whose special tokens end a turn.
     render: Function messages -> text.
     system: The system message; None leaves it to the template.
+    tool: Name of the tool that answers.
 
   Raises:
     ValueError: The template is not append-only, or changes a message.
@@ -203,11 +212,11 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
   forms = [_THINKING, _QUIET]
   if render(opening).rstrip().endswith('<think>'):  # it opens every thought
     forms = [_THINKING.removeprefix('<think>\n')]
-  messages = [*opening, *_exchanges(forms[0], 2), _turn(forms[0], 2)]
+  messages = [*opening, *_exchanges(forms[0], 2, tool), _turn(forms[0], 2)]
   counts = range(len(opening), len(messages) + 1)
   check_append_only(render, messages, counts)
   for form in forms:
-    conversation = [*opening, *_exchanges(form, 2)]
+    conversation = [*opening, *_exchanges(form, 2, tool)]
     check_append_only(render, conversation, counts[::2])  # at each prompt
     _check_start(render, conversation[:counts[2]])
   first, second = (_around(render(messages[:n]), messages[n - 2:n])
@@ -223,7 +232,7 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
     raise ValueError(
         "the chat template must end an assistant's turn with a special token, "
         f'but writes {before!r} before the answer of a tool. {_WAY_OUT} does.')
-  text = render([*messages[:counts[1]], tool_message(0, _ODD)])
+  text = render([*messages[:counts[1]], tool_message(0, _ODD, tool)])
   return Exchange(end, before.removeprefix(end), after,
                   _json_levels(text, before, after))
 
@@ -238,9 +247,9 @@ def _json_levels(text: str, before: str, after: str) -> int:
       f'string, but changes it: {text[-200:]!r}. {_WAY_OUT} does not.')
 
 
-def tool_message(number: int, content: str) -> Message:
+def tool_message(number: int, content: str, tool: str = 'search') -> Message:
   """Returns the message of a tool's answer; some templates need name and id."""
-  return {'role': 'tool', 'name': 'search', 'content': content,
+  return {'role': 'tool', 'name': tool, 'content': content,
           'tool_call_id': f'search{number:03}'}
 
 
@@ -311,10 +320,10 @@ def _turn(form: str, number: int) -> Message:
   return {'role': 'assistant', 'content': form.replace('#', str(number))}
 
 
-def _exchanges(form: str, count: int) -> list[Message]:
+def _exchanges(form: str, count: int, tool: str) -> list[Message]:
   """Returns turns of the assistant, each followed by the tool's answer."""
   return [message for n in range(count) for message in (
-      _turn(form, n), tool_message(n, f'{{"result": "Result{n}"}}'))]
+      _turn(form, n), tool_message(n, f'{{"result": "Result{n}"}}', tool))]
 
 
 def _around(text: str, last: Sequence[Message]) -> tuple[str, str]:

@@ -3,34 +3,29 @@
 """Dialogues: the text protocol of policy and environment, and its parser.
 
 A turn only appends text. Actions are parsed only from the tokens that the
-policy sampled in its turn, and only up to the first stop string (`until_stop`),
-because a token such as `>.` may go on after it. Text from a search engine is
-data, so the protocol's own tags are broken in it before it is shown. This
-module has the tag protocol. `agent.chat` puts a dialogue into a chat template;
+policy sampled in its turn, and only up to the first stop string
+(`tag_parser.until_stop`). Text from a tool is data, so the protocol's own tags
+are broken in it before it is shown. This module has the tag protocol. `agent.chat` puts a dialogue into a chat template;
 `agent.tools` has the tool protocol.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import importlib.resources
 import itertools
 import json
-import re
 from typing import NamedTuple
 
 from searchrl.agent.markup import neutralise, shows_tag
-from searchrl.trajectory import Action, Passage, Passages
+from searchrl.agent.tag_parser import TAG, parse_tags, tag_stops
+from searchrl.trajectory import (
+    Action, Passage, Passages, Tool, ToolResult)
 
-_TAGS = 'think|search|information|answer|question|tool_call|tool_response'
-_TAG = re.compile(rf'</?(?:{_TAGS})>')
-_ACTION = re.compile(
-    rf'<(search|answer)>((?:(?!{_TAG.pattern}).)*)</\1>\Z', re.DOTALL)
-TAG_STOPS = ('</search>', '</answer>')
-TURN_ENDS = (  # end tokens of Qwen, Llama, Mistral, DeepSeek and Gemma
-    '<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|eom_id|>',
-    '<|end_of_text|>', '</s>', '<｜end▁of▁sentence｜>', '<end_of_turn>',
-    '<eos>')
-
+SEARCH = Tool(
+    'search', 'Searches for passages that help to answer the question.',
+    {'type': 'object', 'required': ['query_list'], 'properties': {
+        'query_list': {'type': 'array', 'items': {'type': 'string'}}}})
 _TAIL = 32  # tokens; long enough to hold the beginning of a tag
 
 LAPTOP_TEMPLATE = 'Search, then answer: {question}\n'
@@ -42,6 +37,12 @@ FROM_DOCUMENTS = ('Below are documents and, in the last line, a question. '
                   'Answer it '
                   'by the documents alone, as briefly as you can, between '
                   '<answer> and </answer>.\n{question}\n')
+WITH_TOOLS = ('Answer the question below. First think, between <think> and '
+              '</think>. If something is missing, call one of these tools, read '
+              'what it returns between <information> and </information>, and '
+              'think again; do so as often as you need.\n{tools}\nIn the end, '
+              'write the answer alone, as briefly as you can, between <answer> '
+              'and </answer>.\nQuestion: {question}\n')
 
 
 def tag_passage(number: int, passage: Passage) -> str:
@@ -88,20 +89,25 @@ class Dialogue:
   is_framed: bool = False  # True: a chat template writes the prompt's start
   # (thought, action) -> a turn's text that `parse` reads; for demonstrations
   write: Callable[[str, Action], str] = tag_turn
+  tools: tuple[Tool, ...] = (SEARCH,)  # tools that the policy may call
+  tag_names: tuple[str, ...] = ()  # tags of tools, besides those of markup
 
   def prompt(self, question: str) -> str:
     """Returns the first message, with the question in its place."""
     return self.template.replace('{question}', question)
 
 
-def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
+def tags(template: str = LAPTOP_TEMPLATE,
+         tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
   """Returns the tag protocol of Search-R1 and ZeroSearch.
 
   The policy writes <think>, <search> and <answer>, the environment
   <information>. The first closing tag of a search or an answer ends the turn.
+  Any other tool has a tag of its name, too.
 
   Args:
     template: The prompt, which has '{question}' once.
+    tools: Tools that the policy may call.
 
   Raises:
     ValueError: The template has no place for the question, or several.
@@ -110,19 +116,34 @@ def tags(template: str = LAPTOP_TEMPLATE) -> Dialogue:
     raise ValueError(
         "dialogue.template must have '{question}' once, but has it "
         f"{template.count('{question}')} times: {template[:80]!r}.")
+  tools, names = tuple(tools), tuple(tool.name for tool in tools)
+  searches_alone = names == ('search',)
+  call = 'a search' if searches_alone else 'a call of a tool'
   return Dialogue(
       template=template,
-      parse=parse_tags,
-      stop_strings=TAG_STOPS,
+      parse=parse_tags if searches_alone else functools.partial(
+          parse_tags, tools=tools),
+      stop_strings=tag_stops(names),
       before='\n\n<information>',
       after='</information>\n\n',
-      invalid='\nThat was neither a search nor an answer. Try again.\n',
+      invalid=f'\nThat was neither {call} nor an answer. Try again.\n',
+      tools=tools, tag_names=tuple(n for n in names if n != 'search'),
+      passage=passage_writer(tools),
   )
 
 
-def laptop(tokenizer) -> Dialogue:
+def passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
+  """Returns `tag_passage`, or, if the policy can open passages, with their ids.
+  """
+  if not any(tool.name == 'open' for tool in tools):
+    return tag_passage
+  return lambda number, passage: (
+      f'[{neutralise(passage.id)}] {tag_passage(number, passage)}')
+
+
+def laptop(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
   """Returns the dialogue of the prompt that the tiny base model learned."""
-  return tags(tokenizer.leading_space + LAPTOP_TEMPLATE)
+  return tags(tokenizer.leading_space + LAPTOP_TEMPLATE, tools)
 
 
 def laptop_answer(tokenizer) -> Dialogue:
@@ -160,6 +181,15 @@ def from_documents(tokenizer) -> Dialogue:
   return tags(tokenizer.leading_space + FROM_DOCUMENTS)
 
 
+def with_tools(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
+  """Returns a dialogue of ours whose prompt describes the tag of each tool."""
+  calls = '\n'.join(
+      f'<{tool.name}> {tool.first_parameter.removesuffix("_list")} '
+      f'</{tool.name}>: {tool.description}' for tool in tools)
+  return tags(tokenizer.leading_space + WITH_TOOLS.replace(
+      '{tools}', calls), tools)
+
+
 def continuation(tokenizer) -> Dialogue:
   """Returns a dialogue without a protocol: a prompt and its continuation."""
   return Dialogue(
@@ -175,53 +205,6 @@ def verbatim(name: str) -> str:
   """Loads a text of third_party, character by character."""
   folder = importlib.resources.files('searchrl') / 'third_party'
   return (folder / name).read_text(encoding='utf-8')
-
-
-def until_stop(text: str, stop_strings: Sequence[str]) -> str:
-  """Returns a turn's text up to the end of its first stop string.
-
-  All readers of a turn read this part only. The token that completes a stop
-  string may have more characters (`>.`, `></`), which stay in the context and
-  in the training data but are not read. This is the text that vLLM returns with
-  its stop strings, and that Search-R1 keeps of a turn. Without a stop string it
-  is the whole text.
-  """
-  ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
-  return text[:min(ends, default=len(text))]
-
-
-def without_turn_end(text: str) -> str:
-  """Returns the text without white space and turn-end tokens at its end."""
-  end = len(text)
-  while end:
-    if text[end - 1].isspace():
-      end -= 1
-    elif token := next(
-        (token for token in TURN_ENDS if text.endswith(token, 0, end)), ''):
-      end -= len(token)
-    else:
-      break
-  return text[:end]
-
-
-def parse_tags(text: str) -> Action:
-  """Parses one turn strictly.
-
-  The turn is read up to the first </search> or </answer>. An action is the
-  block that this tag closes, if no other tag is inside and it is not empty.
-  Everything else is invalid. A block inside <think> counts, as the first match
-  does in Search-R1, because the engine stops there.
-  """
-  return closing_block(until_stop(text, TAG_STOPS))
-
-
-def closing_block(text: str) -> Action:
-  """Returns the search or answer whose block ends a text, else 'invalid'."""
-  match = _ACTION.search(text)
-  if match is None or not match[2].strip():
-    return Action('invalid')
-  return Action('search' if match[1] == 'search' else 'answer',
-                (match[2].strip(),))
 
 
 def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
@@ -243,8 +226,11 @@ def retry(dialogue: Dialogue, tokenizer,
           *tokenizer.encode(dialogue.invalid))
 
 
+Outcome = Sequence[Passages] | ToolResult  # passages of each query, or a result
+
+
 class Observation(NamedTuple):
-  """The text that the policy reads after a search, as ids."""
+  """The text that the policy reads after a call of a tool, as ids."""
 
   tokens: tuple[int, ...]  # ids of the block, closed even if passages were cut
   passages_cut: int  # number of passages that were longer than their budget
@@ -252,7 +238,7 @@ class Observation(NamedTuple):
 
 def observation(
     dialogue: Dialogue,
-    results: Sequence[Passages],
+    results: Outcome,
     tokenizer,
     *,
     passage_tokens: int,
@@ -262,7 +248,7 @@ def observation(
 
   Args:
     dialogue: The protocol.
-    results: Passages of each query, best first.
+    results: Passages of each query, best first, or the result of a tool.
     tokenizer: The tokenizer; see `agent.tokenizer`.
     passage_tokens: Number of tokens to which each passage is cut.
     action_tokens: Ids of the turn with the queries.
@@ -273,10 +259,11 @@ def observation(
 
 def observations(
     dialogue: Dialogue,
-    searches: Sequence[tuple[Sequence[Passages], Sequence[int]]],
+    searches: Sequence[tuple[Outcome, Sequence[int]]],
     tokenizer,
     *,
     passage_tokens: int,
+    result_tokens: int = 0,
 ) -> list[Observation]:
   """Writes many observations, whose passages are encoded in one batch.
 
@@ -285,23 +272,38 @@ def observations(
     searches: Results and action tokens of each, as in `observation`.
     tokenizer: The tokenizer; see `agent.tokenizer`.
     passage_tokens: Number of tokens to which each passage is cut.
+    result_tokens: Number of tokens to which the result of a tool other than a
+      search is cut; 0: passage_tokens.
   """
   pieces = [[in_json(piece, dialogue.json_levels)
-             for piece in dialogue.arrange(dialogue.passage, results)]
-            for results, _ in searches]
+             for piece in _pieces(dialogue, outcome)]
+            for outcome, _ in searches]
   passages = iter(tokenizer.encode_passages([*itertools.chain(*pieces)]))
   written = []
-  for of_one, (_, action_tokens) in zip(pieces, searches):
+  for of_one, (outcome, action_tokens) in zip(pieces, searches):
     ids, cut = list(_ending(dialogue, tokenizer, action_tokens)), 0
     ids += tokenizer.encode(dialogue.before)
+    limit = passage_tokens
+    if isinstance(outcome, ToolResult):
+      limit = result_tokens or passage_tokens
     for passage in itertools.islice(passages, len(of_one)):
-      if len(passage) > passage_tokens:
-        passage = _cut(dialogue, passage, tokenizer, passage_tokens)
+      if len(passage) > limit:
+        passage = _cut(dialogue, passage, tokenizer, limit)
         cut += 1
       ids += passage
     ids += tokenizer.encode(dialogue.after)
     written.append(Observation(tuple(ids), cut))
   return written
+
+
+def _pieces(dialogue: Dialogue, outcome: Outcome) -> list[str]:
+  """Returns the texts of an observation, with the tags of all tools broken."""
+  if isinstance(outcome, ToolResult):
+    return [neutralise(outcome.text, dialogue.tag_names)]
+  pieces = dialogue.arrange(dialogue.passage, outcome)
+  if not dialogue.tag_names:
+    return pieces  # a passage's writer has broken all tags
+  return [neutralise(piece, dialogue.tag_names) for piece in pieces]
 
 
 def _ending(dialogue: Dialogue, tokenizer,
@@ -328,7 +330,7 @@ def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
   a tag.
   """
   ids = ids[:limit]
-  while shows_tag(tokenizer.decode(ids[-_TAIL:])):
+  while shows_tag(tokenizer.decode(ids[-_TAIL:]), dialogue.tag_names):
     ids = ids[:-1]
   while dialogue.json_levels and not _is_whole(
       tokenizer.decode(ids), dialogue.json_levels):
@@ -353,7 +355,7 @@ def check_writable(dialogue: Dialogue, tokenizer) -> None:
   """
   stops = dialogue.stop_strings
   tags = [tag for stop in stops for tag in (stop, stop.replace('</', '<'))]
-  tags += _TAG.findall(dialogue.template + dialogue.before + dialogue.after)
+  tags += TAG.findall(dialogue.template + dialogue.before + dialogue.after)
   for tag in dict.fromkeys(tags):
     ids = tokenizer.encode(tag)
     text = tokenizer.decode(ids)

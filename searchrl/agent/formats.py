@@ -4,19 +4,22 @@
 
     think -> (search -> information -> think)* -> answer
 
+Any other tool that is called has a block like the search's.
+
 Only white space may be between blocks and after the last. Source:
 arXiv:2505.15117 (the Study), Appendix C. Four rules are ours: No markers of a
 chat template are required, because only the response is judged. A <think> that
 the prompt leaves open counts (R1-Distill). Tokens that end a turn are removed
 first. The rest of the token that closes a search or an answer, such as the full
-stop of `>.`, is not read (`dialogue.until_stop`). In the tool protocol, by
+stop of `>.`, is not read (`tag_parser.until_stop`). In the tool protocol, by
 analogy, <tool_call> is the search.
 """
 
+from collections.abc import Sequence
 import re
 from typing import NamedTuple
 
-from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tag_parser
 from searchrl.agent import tools
 from searchrl.trajectory import Trajectory, Turn
 
@@ -30,7 +33,7 @@ class Blocks(NamedTuple):
 
   search: str = 'search'
   observation: str = 'information'
-  stops: tuple[str, ...] = dialogues.TAG_STOPS
+  stops: tuple[str, ...] = tag_parser.TAG_STOPS
 
 
 TAGS = Blocks()
@@ -38,7 +41,7 @@ TOOLS = Blocks('tool_call', 'tool_response', tools.TOOL_STOPS)
 
 
 def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
-             needs_search: bool = False) -> bool:
+             needs_search: bool = False, tools: Sequence[str] = ()) -> bool:
   """Returns whether a response is only complete blocks in the right order.
 
   Args:
@@ -47,15 +50,17 @@ def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
       the response's.
     blocks: Names of the tags; other tags are plain text.
     needs_search: True if a response without a search is invalid.
+    tools: Names of tools other than the search that have tags.
   """
-  text = dialogues.without_turn_end(response)
+  text = tag_parser.without_turn_end(response)
   if opens_thought(prompt):
     text = '<think>' + text
   searched = f'<{blocks.search}>' in text or not needs_search
+  calls = (blocks.search, *tools)
   return searched and _is_in_order(text, {
-      '': ('think',), 'think': (blocks.search, 'answer'),
-      blocks.search: (blocks.observation,), blocks.observation: ('think',),
-      'answer': ()}, (blocks.search, 'answer'))
+      '': ('think',), 'think': (*calls, 'answer'),
+      **{call: (blocks.observation,) for call in calls},
+      blocks.observation: ('think',), 'answer': ()}, (*calls, 'answer'))
 
 
 def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]],
@@ -96,10 +101,16 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
         'a trajectory must have its texts to be judged by them, but that of '
         f'question {trajectory.question.uid!r}, sample {trajectory.sample}, '
         'has none: its record is older. Sample it again.')
+  called = {turn.action.kind for turn in trajectory.turns
+            if turn.action.is_call and turn.action.kind != 'search'}
+  tags = TAGS._replace(
+      stops=(*(f'</{name}>' for name in sorted(called)), *TAGS.stops))
   return any(
       is_valid(''.join(_read(turn, blocks) for turn in trajectory.turns),
                prompt=trajectory.prompt, blocks=blocks,
-               needs_search=needs_search) for blocks in (TAGS, TOOLS))
+               needs_search=needs_search,
+               tools=() if blocks is TOOLS else sorted(called))
+      for blocks in (tags, TOOLS))
 
 
 def _read(turn: Turn, blocks: Blocks) -> str:
@@ -109,10 +120,10 @@ def _read(turn: Turn, blocks: Blocks) -> str:
   block. Templates may also open the next thought, which is kept. A call without
   tags gets them.
   """
-  text = dialogues.until_stop(turn.text, blocks.stops)
-  if blocks is TAGS or not turn.observation or turn.action.kind != 'search':
+  text = tag_parser.until_stop(turn.text, blocks.stops)
+  if blocks is not TOOLS or not (turn.observation and turn.action.is_call):
     return text + turn.observation
   observation = f'<{TOOLS.observation}></{TOOLS.observation}>'
-  text = tools.in_tags(dialogues.without_turn_end(text))
+  text = tools.in_tags(tag_parser.without_turn_end(text))
   return text + observation + (
       '<think>' if opens_thought(turn.observation) else '')

@@ -8,6 +8,7 @@ passage cannot even show the policy text that looks like a tag.
 """
 
 from collections.abc import Sequence
+import functools
 import itertools
 import re
 import unicodedata
@@ -17,10 +18,6 @@ _TAGS = ('think|search|information|answer|question|tools?|tool_calls?|'
          'tool_responses?|start_of_turn|end_of_turn|bos|eos|pad|unk')
 _CONTROLS = ('INST|SYS|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|'
              'SYSTEM_PROMPT')
-_MARK = re.compile(  # also < at the end of a text, where a tag may be completed
-    rf'<(?=[\s/]*(?:\Z|(?:{_TAGS})\b|s\s*[>≯]|\|\s*(?:\w|\Z)|'
-    r'<[\s/]*(?:SYS\b|\Z)))|'
-    rf'\[(?=[\s/]*(?:{_CONTROLS})\s*\])', re.IGNORECASE)
 _BRACKETS = '<＜﹤[［﹇'  # all that NFKC turns into < or [
 _BROKEN = {'<': '‹', '[': '⁅'}  # replacements that NFKC does not change
 # Invisible characters that are not controls. Some belong to emoji, Korean or
@@ -34,7 +31,20 @@ _OTHERS = r'[^\w\s\x00-\x7f]'  # a class that includes all combining marks
 _MARKS = re.compile(rf'[\n\t]{_OTHERS}+|{_OTHERS}{{31,}}')
 
 
-def neutralise(text: str) -> str:
+@functools.cache
+def _mark(tags: tuple[str, ...]) -> re.Pattern:
+  """Returns the pattern of a bracket to break, also before further tags.
+
+  It also finds < at the end of a text, where a tag may be completed.
+  """
+  names = '|'.join([_TAGS, *map(re.escape, tags)])
+  return re.compile(
+      rf'<(?=[\s/]*(?:\Z|(?:{names})\b|s\s*[>≯]|\|\s*(?:\w|\Z)|'
+      r'<[\s/]*(?:SYS\b|\Z)))|'
+      rf'\[(?=[\s/]*(?:{_CONTROLS})\s*\])', re.IGNORECASE)
+
+
+def neutralise(text: str, tags: tuple[str, ...] = ()) -> str:
   r"""Returns the text with its tags and control words broken; idempotent.
 
   Format and control characters are removed, so that they cannot hide a tag.
@@ -47,20 +57,24 @@ def neutralise(text: str) -> str:
   beyond 30 in a row are removed, too: no language has as many, and the time to
   sort them grows with the square of their number (Unicode's annex 15, section
   13).
+
+  Args:
+    text: Text from outside.
+    tags: Further names of tags that are broken.
   """
   text = _visible(text)
   if not _has_bracket(text):
     return text
   plain, origin = _plain(text)
   characters = list(text)
-  for mark in _MARK.finditer(plain):
+  for mark in _mark(tags).finditer(plain):
     characters[origin[mark.start()]] = _BROKEN[mark[0]]
   return ''.join(characters)
 
 
-def shows_tag(text: str) -> bool:
+def shows_tag(text: str, tags: tuple[str, ...] = ()) -> bool:
   """Returns whether `neutralise` would break a tag or control word here."""
-  return _has_bracket(text) and bool(_MARK.search(_plain(text)[0]))
+  return _has_bracket(text) and bool(_mark(tags).search(_plain(text)[0]))
 
 
 def _has_bracket(text: str) -> bool:

@@ -18,8 +18,8 @@ import dataclasses
 import re
 
 from searchrl.agent import formats
-from searchrl.trajectory import (
-    Question, Scores, Trajectory, Turn, normalise)
+from searchrl.normalisation import normalise
+from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
 RewardFn = Callable[[Trajectory], float | Scores]
 # Questions, and how often each is tried -> the tries of a frozen solver at

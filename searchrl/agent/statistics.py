@@ -108,7 +108,22 @@ def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
       'search/answer_in_context_rate': _mean(
           any(_finds_answer(t)) for t in trajectories),
       **_by_hop(trajectories),
+      **_other_tools(trajectories),
   }
+
+
+def _other_tools(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+  """Returns calls and wrong calls per trajectory of each tool but the search.
+  """
+  calls = [(turn.action.kind, turn.is_tool_error) for t in trajectories
+           for turn in t.turns if turn.observation_tokens
+           and turn.action.is_call and not turn.action.is_search]
+  count, values = max(len(trajectories), 1), {}
+  for tool in sorted({tool for tool, _ in calls}):
+    errors = [is_error for name, is_error in calls if name == tool]
+    values[f'tool/{tool}/calls_per_traj'] = len(errors) / count
+    values[f'tool/{tool}/wrong_per_traj'] = sum(errors) / count
+  return values
 
 
 def _by_hop(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -132,7 +147,7 @@ def _finds_answer(trajectory: Trajectory) -> list[bool]:
                                   trajectory.question.answers)
               for p in turn.passages)
           for turn in trajectory.turns
-          if turn.observation_tokens and turn.action.kind == 'search']
+          if turn.observation_tokens and turn.action.is_search]
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -1,11 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tool protocol: a dialogue whose searches are tool calls in JSON.
+"""The tool protocol: a dialogue whose actions are tool calls in JSON.
 
-The policy writes <tool_call>{"name": "search", "arguments": {"query_list":
+For a search, the policy writes <tool_call>{"name": "search", "arguments": {"query_list":
 ["..."]}}</tool_call>, with one or more queries per call. The passages come back
 as the answer of a tool, in the frame of the tokenizer's chat template. Dr. Zero
 (arXiv:2601.07055) and DSPO (arXiv:2510.09255) use it.
+
+The call of any other tool has its name and the arguments of its schema.
 
 The chat templates of Llama 3 write a call without tags, {"name": "search",
 "parameters": {...}}. With such a template, this form is a call, too.
@@ -16,12 +18,14 @@ import dataclasses
 import functools
 import json
 import re
+from typing import Any
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
-from searchrl.agent.dialogue import Dialogue
+from searchrl.agent import tag_parser
+from searchrl.agent.dialogue import SEARCH, Dialogue
 from searchrl.agent.markup import neutralise
-from searchrl.trajectory import Action, Passage, Passages
+from searchrl.trajectory import Action, Passage, Passages, Tool, is_search
 
 MAX_QUERIES = 8  # queries per call
 _ARGUMENTS = ('arguments', 'parameters')  # Hermes and Qwen, Llama
@@ -35,6 +39,12 @@ _INVALID = ('Error: this was neither a call of the tool nor an answer. To call '
             'between the tool_call tags. To answer, write the answer between '
             'the answer tags.')
 _NOTHING = 'No search results found.'
+_NATIVE = ('Answer the question below. First think, between <think> and '
+           '</think>. If something is missing, call one of your tools with a '
+           'JSON object between <tool_call> and </tool_call>, read what it '
+           'returns, and think again; do so as often as you need. In the end, '
+           'write the answer alone, as briefly as you can, between <answer> and '
+           '</answer>.\nQuestion: {question}\n')
 
 
 def dr_zero(tokenizer) -> Dialogue:
@@ -50,6 +60,11 @@ def dspo(tokenizer) -> Dialogue:
               system='You are a helpful and harmless assistant.')
 
 
+def native(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
+  """Returns a dialogue of ours with any tools, listed by the chat template."""
+  return make(tokenizer, template=_NATIVE, tools=tools)
+
+
 def solver_template() -> str:
   """Returns Search-R1's prompt with this protocol's tags, as in both papers."""
   text = dialogues.verbatim('search_r1_prompt.txt').removesuffix('\n')
@@ -60,7 +75,8 @@ def solver_template() -> str:
 
 
 def make(tokenizer, *, template: str, system: str | None = None,
-         max_queries: int = MAX_QUERIES) -> Dialogue:
+         max_queries: int = MAX_QUERIES,
+         tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
   """Makes the tool protocol in a tokenizer's chat template.
 
   Args:
@@ -69,26 +85,38 @@ def make(tokenizer, *, template: str, system: str | None = None,
     template: The user's message, which has '{question}' once.
     system: The system message; None leaves it to the template.
     max_queries: Maximum number of queries; a call with more is invalid.
+    tools: Tools that the policy may call.
 
   Raises:
-    ValueError: There is no chat template, or it does not write the tool, is not
-      append-only, or changes a message.
+    ValueError: There is no chat template, or it does not write the tools, is
+      not append-only, or changes a message.
   """
-  render = functools.partial(tokenizer.render, tools=[schema()])
+  tools = tuple(tools)
+  render = functools.partial(tokenizer.render, tools=[*map(schema, tools)])
   plain = dataclasses.replace(
       dialogues.tags(template),  # checks the template, too
       parse=functools.partial(parse, max_queries=max_queries,
-                              bare=_writes_bare_calls(tokenizer, render)),
-      stop_strings=TOOL_STOPS,
-      passage=tool_passage, arrange=by_query, write=tool_turn)
+                              bare=_writes_bare_calls(tokenizer, render),
+                              names=tuple(tool.name for tool in tools)),
+      stop_strings=TOOL_STOPS, passage=_passage_writer(tools),
+      arrange=by_query, write=tool_turn, tools=tools)
   framed = chat.frame_question(plain, render, system)
-  if 'query_list' not in framed.head + framed.tail:
-    raise ValueError(
-        'the chat template must write the tools, but writes nothing of '
-        f'query_list: {framed.head!r}. Choose a dialogue without tools, such '
-        'as searchrl.agent.chat:search_r1, or put a chat_template.jinja beside '
-        'tokenizer.json that does.')
+  for tool in tools:
+    for word in (tool.first_parameter, tool.name):
+      if word not in framed.head + framed.tail:
+        raise ValueError(
+            'the chat template must write the tools, but writes nothing of '
+            f'{word}: {framed.head!r}. Choose a dialogue without tools, such '
+            'as searchrl.agent.chat:search_r1, or put a chat_template.jinja '
+            'beside tokenizer.json that does.')
   exchange = chat.frame_exchange(plain, tokenizer, render, system)
+  for tool in tools:
+    if tool.name != 'search' and exchange != chat.frame_exchange(
+        plain, tokenizer, render, system, tool.name):
+      raise ValueError(
+          "the chat template must write every tool's answer alike, but that of "
+          f'{tool.name} differs from that of search. Choose the tags of '
+          'searchrl.agent.chat:with_tools.')
   inner, levels = exchange.json_levels, 1 + exchange.json_levels
   before = exchange.before + dialogues.in_json('{"result": "', inner)
   after = dialogues.in_json('"}', inner) + exchange.after
@@ -114,66 +142,86 @@ def _writes_bare_calls(tokenizer, render: chat.Render) -> bool:
       written, bare=True) == Action('search', ('x',))
 
 
-def schema() -> dict:
-  """Returns the tool's description, which the chat template writes."""
-  return json.loads(dialogues.verbatim('search_tool.json'))
+def schema(tool: Tool = SEARCH) -> dict[str, Any]:
+  """Returns a tool's description, which the chat template writes."""
+  published = json.loads(dialogues.verbatim('search_tool.json'))
+  if tool.name == 'search':
+    return published
+  parameters = tool.parameters
+  if is_search(tool.name):
+    parameters = published['function']['parameters']
+  return {'type': 'function', 'function': {
+      'name': tool.name, 'description': tool.description,
+      'parameters': parameters}}
 
 
-def parse(text: str, *, max_queries: int = MAX_QUERIES,
-          bare: bool = False) -> Action:
+def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
+          names: Sequence[str] = ('search',)) -> Action:
   """Parses one turn strictly.
 
   The turn is read up to the first </tool_call> or </answer>. A call is the
   block that the first tag closes, if it holds a JSON object with only name and
-  arguments, which the chat template of Llama asks for as parameters. These are 1
-  to `max_queries` non-empty strings under query_list. An answer is a block as in
-  the tag protocol. Everything else is invalid.
+  arguments, which the chat template of Llama asks for as parameters. For a
+  search, these are 1 to `max_queries` non-empty strings under query_list; the
+  arguments of any other tool are an object, which the tool checks. An answer is
+  a block as in the tag protocol. Everything else is invalid.
 
   Args:
     text: The turn's text.
     max_queries: Maximum number of queries.
     bare: True if a turn that is nothing but a call's JSON object, after a
       thought or none, is a call as well. <|python_tag|> may precede it.
+    names: Names of the tools.
   """
-  text = dialogues.until_stop(text, TOOL_STOPS)
+  text = tag_parser.until_stop(text, TOOL_STOPS)
   if bare:
     text = in_tags(text)
   if not text.endswith('</tool_call>'):
-    action = dialogues.closing_block(text)
+    action = tag_parser.closing_block(text)
     return action if action.kind == 'answer' else Action('invalid')
   _, opened, call = text.removesuffix('</tool_call>').rpartition('<tool_call>')
-  queries = _queries(call) if opened else ()
+  name, arguments = _read_call(call) if opened else ('', {})
+  if name not in names:
+    return Action('invalid')
+  if not is_search(name):
+    return Action(name, (json.dumps(arguments, ensure_ascii=False),), arguments)
+  queries = _queries(arguments)
   if not 1 <= len(queries) <= max_queries:
     return Action('invalid')
-  return Action('search', queries)
+  return Action(name, queries)
 
 
 def in_tags(text: str) -> str:
   """Returns a turn that is a call without tags with tags; others as they are.
   """
-  match = _BARE.fullmatch(dialogues.without_turn_end(text))
+  match = _BARE.fullmatch(tag_parser.without_turn_end(text))
   return f'{match[1]}<tool_call>{match[2]}</tool_call>' if match else text
 
 
-def _queries(call: str) -> tuple[str, ...]:
-  """Returns the queries of a call; () if the text is not one valid call."""
+def _read_call(call: str) -> tuple[str, dict[str, Any]]:
+  """Returns the name and the arguments of a call; ('', {}) if it is not valid.
+  """
   try:
     body = json.loads(call, object_pairs_hook=_unique)
     if body.get('type') == 'function':  # which Llama 3.1 writes
       del body['type']
-    name, = body.keys() - {'name'}
-    if name not in _ARGUMENTS or body['name'] != 'search':
-      return ()
-    arguments = body[name]
-    if arguments.keys() != {'query_list'}:
-      return ()
-    queries = arguments['query_list']
-    if not isinstance(queries, list):
-      return ()
-    queries = tuple(query.strip() for query in queries)
-    ''.join(queries).encode()  # raises for half a surrogate pair
+    key, = body.keys() - {'name'}
+    name, arguments = body['name'], body[key]
+    json.dumps(arguments, ensure_ascii=False).encode()  # no half surrogate pair
   except (ValueError, KeyError, AttributeError, RecursionError):
+    return '', {}
+  is_call = (key in _ARGUMENTS and isinstance(name, str)
+             and isinstance(arguments, dict))
+  return (name, arguments) if is_call else ('', {})
+
+
+def _queries(arguments: dict[str, Any]) -> tuple[str, ...]:
+  """Returns the queries of a search's arguments; () if they are not valid."""
+  queries = arguments.get('query_list')
+  if arguments.keys() != {'query_list'} or not isinstance(queries, list) or (
+      not all(isinstance(query, str) for query in queries)):
     return ()
+  queries = tuple(query.strip() for query in queries)
   return queries if all(queries) else ()
 
 
@@ -189,8 +237,10 @@ def tool_turn(thought: str, action: Action) -> str:
   thoughts = f'<think>\n{thought}\n</think>\n\n'
   if action.kind == 'answer':
     return f'{thoughts}<answer> {action.texts[0]} </answer>'
-  call = json.dumps({'name': 'search', 'arguments': {
-      'query_list': list(action.texts)}}, ensure_ascii=False)
+  arguments = {'query_list': list(action.texts)} if action.is_search else (
+      dict(action.arguments))
+  call = json.dumps({'name': action.kind, 'arguments': arguments},
+                    ensure_ascii=False)
   return f'{thoughts}<tool_call>\n{call}\n</tool_call>'
 
 
@@ -198,6 +248,15 @@ def tool_passage(number: int, passage: Passage) -> str:
   """Returns one passage as the tool writes it; `number` counts from 1."""
   title, text = neutralise(passage.title), neutralise(passage.text)
   return f'Doc {number} (Title: "{title}")\n{text}'
+
+
+def _passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
+  """Returns `tool_passage`, or, if the policy can open passages, with their ids.
+  """
+  if not any(tool.name == 'open' for tool in tools):
+    return tool_passage
+  return lambda number, passage: (
+      f'[{neutralise(passage.id)}] {tool_passage(number, passage)}')
 
 
 def by_query(write: Callable[[int, Passage], str],

@@ -219,7 +219,7 @@ def _agent(model: PromptedModel, questions: Sequence[Question],
       if trajectory.answer:
         attempt.stop_reason = 'answer'
     searching = [x for x in _open(attempts)
-                 if x.turns[-1].action.kind == 'search']
+                 if x.turns[-1].action.is_search]
     for attempt in searching:
       attempt.query = attempt.turns[-1].action.texts[0]
     results = model.find(searching)

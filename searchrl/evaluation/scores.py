@@ -39,7 +39,7 @@ def score_trajectory(trajectory: Trajectory) -> Score:
   """Returns the score of a finished trajectory."""
   question, answer = trajectory.question, trajectory.answer
   searches = [turn for turn in trajectory.turns
-              if turn.action.kind == 'search' and (
+              if turn.action.is_search and (
                   turn.observation_tokens or turn.passages)]
   golds = rewards.normalised(question.answers)
   hits = [(has_gold(passage, golds), is_first) for turn in searches

@@ -19,6 +19,7 @@ from searchrl.experiment import init_from
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
+from searchrl.experiment import toolsets
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
@@ -111,8 +112,10 @@ def build(config, folder: pathlib.Path) -> Experiment:
   if 'solver' in config:
     scored = scorer(config, solver.load(
         config.solver, sampler, params, search, mesh))
+  bind = toolsets.of_sampler(sampler, config.seed)
+  search = bind(search, data.corpus)
   cases = searches.cases(searches.of_evaluation(config), sets, config.evaluate,
-                         seed=config.seed)
+                         seed=config.seed, bind=bind)
   workdir.prepare()
   params, start = init_from.start(config, folder, sampler, params, mesh)
   workdir.note('search', lambda: searches.describe(config.search, data.corpus))

@@ -25,6 +25,7 @@ from searchrl.experiment import config_checks
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.experiment import rules
+from searchrl.experiment import toolsets
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import devices as devices_lib
@@ -204,9 +205,11 @@ def _chosen(config, path: str, names: list[str], devices: str, trains: bool
   _, shape, tokenizer = model_folders.parts(path)
   chosen: dict[str, Any] = {}
   if not config.dialogue:
-    chosen['dialogue'] = model_folders.default_dialogue(path, tokenizer)
+    chosen['dialogue'] = model_folders.default_dialogue(
+        path, tokenizer, toolsets.listed(config))
   dialogue = model_folders.load_dialogue(
-      chosen.get('dialogue', config.dialogue), tokenizer)
+      chosen.get('dialogue', config.dialogue), tokenizer,
+      tools=toolsets.listed(config))
 
   def get(name):
     return chosen[name] if name in chosen else _get(config, name)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model directories: reads all but the weights, without using a device."""
 
+from collections.abc import Callable, Sequence
 import dataclasses
 import json
 import pathlib
@@ -10,19 +11,23 @@ from typing import Any
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.agent import tools as tool_calls
 from searchrl.data import questions as questions_lib
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.rollouts import driver
 from searchrl.runtime import plugins
-from searchrl.trajectory import Question
+from searchrl.trajectory import Question, Tool
 
 _DIALOGUES = ('searchrl.agent.dialogue:laptop and :search_r1, '
-              'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero and '
-              ':dspo')
+              'searchrl.agent.chat:search_r1, searchrl.agent.tools:dr_zero, '
+              ':dspo and :native')
 TINY_BASE = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_base'
 PLAIN_DIALOGUE = 'searchrl.agent.dialogue:search_r1'
 CHAT_DIALOGUE = 'searchrl.agent.chat:search_r1'
+NATIVE = 'searchrl.agent.tools:native'
+CHAT_TOOLS = 'searchrl.agent.chat:with_tools'
+PLAIN_TOOLS = 'searchrl.agent.dialogue:with_tools'
 TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # its training dialogue
 MERGED = 8  # tokens that an empty question may let merge with others
 
@@ -73,20 +78,23 @@ class ModelFolder:
     return admit
 
 
-def read(path: str, dialogue: str) -> ModelFolder:
+def read(path: str, dialogue: str, tools: Sequence[Tool] = (dialogues.SEARCH,)
+        ) -> ModelFolder:
   """Reads a model directory that uses a dialogue.
 
   Args:
     path: Path of a Hugging Face directory, or a hub id.
     dialogue: Name, as 'module:function', of a function that makes a Dialogue
       for a Tokenizer. '': the one of `default_dialogue`.
+    tools: Tools that the dialogue lists.
 
   Raises:
     FileNotFoundError, ValueError: The reasons of `parts` and `load_dialogue`.
   """
   path, shape, tokenizer = parts(path)
   return ModelFolder(path, shape, tokenizer, load_dialogue(
-      dialogue or default_dialogue(path, tokenizer), tokenizer))
+      dialogue or default_dialogue(path, tokenizer, tools), tokenizer,
+      tools=tools))
 
 
 def is_tiny(path: str) -> bool:
@@ -112,23 +120,34 @@ def _vocabulary(file: pathlib.Path) -> Any:
     return None
 
 
-def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer) -> str:
+def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer,
+                     tools: Sequence[Tool] = (dialogues.SEARCH,)) -> str:
   """Returns the name of the dialogue of a model for which none is named.
 
   It is the training dialogue of the tiny bases, and Search-R1's dialogue for
-  all others: in the chat template, if there is one that can frame it.
+  all others: in the chat template, if there is one that can frame it. Where
+  there are other tools than the search, it is the model's own form of calls, or
+  tags if the chat template has none.
 
   Args:
     path: Path of the model's directory. '': the tiny base.
     tokenizer: Tokenizer of the model.
+    tools: Tools that the dialogue lists.
   """
   if is_tiny(path):
     return TINY_DIALOGUE
-  try:
-    chat.search_r1(tokenizer)
-  except ValueError:
-    return PLAIN_DIALOGUE
-  return CHAT_DIALOGUE
+  searches_alone = [tool.name for tool in tools] == ['search']
+  framed: dict[str, Callable[[], Any]] = {
+      CHAT_DIALOGUE: lambda: chat.search_r1(tokenizer)} if searches_alone else {
+          NATIVE: lambda: tool_calls.native(tokenizer, tools),
+          CHAT_TOOLS: lambda: chat.with_tools(tokenizer, tools)}
+  for name, make in framed.items():
+    try:
+      make()
+      return name
+    except ValueError:  # the chat template cannot write it
+      continue
+  return PLAIN_DIALOGUE if searches_alone else PLAIN_TOOLS
 
 
 def parts(path: str) -> tuple[
@@ -159,7 +178,9 @@ def parts(path: str) -> tuple[
 
 
 def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',
-             ours: str = _DIALOGUES) -> dialogues.Dialogue:
+                  ours: str = _DIALOGUES,
+                  tools: Sequence[Tool] = (dialogues.SEARCH,)
+                 ) -> dialogues.Dialogue:
   """Returns the dialogue that a config names, in the tokens of a tokenizer.
 
   Args:
@@ -167,13 +188,25 @@ def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',
     tokenizer: Tokenizer; see `agent.tokenizer`.
     field: Config field that has the name, for the error.
     ours: Names of existing functions, for the error.
+    tools: Tools that the dialogue lists. If they are not the search alone, the
+      function gets them as its keyword `tools`.
 
   Raises:
-    ValueError: There is no such dialogue, or the tokenizer cannot write it.
+    ValueError: There is no such dialogue, it takes no tools, or the tokenizer
+      cannot write it.
   """
   make = plugins.resolve(name, field=field, ours=ours)
+  keywords: dict[str, Any] = {}
+  if [tool.name for tool in tools] != ['search']:
+    keywords['tools'] = tuple(tools)
+    if 'tools' not in plugins.keywords(make):
+      raise ValueError(
+          f'{field} must be a function with a keyword tools where tools are '
+          f'given, {", ".join(tool.name for tool in tools)}, but {name} has '
+          'none. Choose searchrl.agent.tools:native, searchrl.agent.chat:'
+          'with_tools or searchrl.agent.dialogue:with_tools.')
   try:
-    dialogue = make(tokenizer)
+    dialogue = make(tokenizer, **keywords)
   except (TypeError, AttributeError) as error:
     dialogue = error
   if not isinstance(dialogue, dialogues.Dialogue):

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import model_folders
 from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
 from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -42,7 +43,8 @@ def folder_of(config) -> model_folders.ModelFolder:
   """
   with progress.phase('Reading the tokenizer'):
     folder = model_folders.read(
-        str(config.model.path or TINY_BASE), config.dialogue)
+        str(config.model.path or TINY_BASE), config.dialogue,
+        toolsets.listed(config))
   folder.check(budgets_of(config), config.rollout.max_length)
   return folder
 

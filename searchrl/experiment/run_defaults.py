@@ -14,7 +14,7 @@ from searchrl.experiment import rules
 from searchrl.runtime import processes
 
 # Fields, and groups of fields, that are the run's unless something sets them.
-_OF_RUN = ('model.', 'rollout.', 'world.', 'data.question_mark',
+_OF_RUN = ('model.', 'tools', 'rollout.', 'world.', 'data.question_mark',
            'evaluate.decodings', 'evaluate.noise', 'evaluate.score', 'evaluate.worlds.kinds',
            'evaluate.worlds.max_hops')
 
@@ -55,6 +55,8 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
         f'dialogue must be what {place} was trained with, '
         f'{recorded["dialogue"]!r}, but is {config.dialogue!r}. Set it to '
         'that.')
+  if 'tools' in dict(rules.unset(config)) and not config.tool_options:
+    config.tool_options = recorded.get('tool_options', {})
   for name, unset in rules.unset(config):
     if name.startswith(_OF_RUN):
       value = _get(recorded, name)

@@ -19,6 +19,8 @@ from searchrl.search import engine_wrappers
 from searchrl.search import engines as registry
 from searchrl.trajectory import SearchFn
 
+Bind = Callable[[SearchFn, Any], SearchFn]  # (engine, corpus)
+
 _load_encoder = embedder.cached_loader()  # compiled once a process
 
 
@@ -31,16 +33,24 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
   Raises:
     ValueError, FileNotFoundError: The engine cannot be built.
   """
+  return named(search.engine, search.options, corpus, seed=seed, steps=steps,
+               load_model=load_model)
+
+
+def named(name: str, options: Mapping[str, Any], corpus: Any, *, seed: int,
+          steps: int = 0, load_model: Callable[..., Any] | None = None
+         ) -> SearchFn:
+  """Builds an engine by its name and options, as `engine`."""
   try:
-    with progress.phase(f'Building the search engine {search.engine}'):
+    with progress.phase(f'Building the search engine {name}'):
       return engine_wrappers.with_typed_errors(registry.make(
-          search.engine, corpus, seed=seed, steps=steps,
+          name, corpus, seed=seed, steps=steps,
           load_encoder=_load_encoder, load_judge=reranker.load,
-          load_model=load_model, **search.options))
+          load_model=load_model, **options))
   except TypeError as error:  # no such option, or a value of another kind
     raise ValueError(
-        f'search.options must be those of {search.engine!r}, which docs/search'
-        f'.md lists, but {dict(search.options)} are not: {error}.') from error
+        f'search.options must be those of {name!r}, which docs/search'
+        f'.md lists, but {dict(options)} are not: {error}.') from error
 
 
 def spec(search: Any, field: str = 'search') -> registry.Spec:
@@ -84,18 +94,28 @@ def describe(search: Any, corpus: Any) -> dict[str, Any]:
                            load_encoder=_load_encoder)
 
 
-def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int
-           ) -> list[SearchFn]:
-  """Returns the engine of each set; sets over one corpus share one."""
+def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int,
+            bind: Bind = lambda search, corpus: search) -> list[SearchFn]:
+  """Returns the engine of each set; sets over one corpus share one.
+
+  Args:
+    search: A field such as config.search.
+    sets: Sets of questions.
+    seed: Seed of the engines.
+    bind: Function that adds other tools to an engine; see `toolsets.binder`.
+  """
   by_corpus: dict[int, SearchFn] = {}
   for dataset in sets:
     if id(dataset.corpus) not in by_corpus:
-      by_corpus[id(dataset.corpus)] = engine(search, dataset.corpus, seed=seed)
+      by_corpus[id(dataset.corpus)] = bind(
+          engine(search, dataset.corpus, seed=seed), dataset.corpus)
   return [by_corpus[id(dataset.corpus)] for dataset in sets]
 
 
 def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
-          options: Any, *, seed: int) -> list[evaluator.EvalCase]:
+          options: Any, *, seed: int,
+          bind: Bind = lambda search, corpus: search
+          ) -> list[evaluator.EvalCase]:
   """Returns every set in each decoding, and some with random passages.
 
   Random passages, for the first set and for famous facts, show whether answers
@@ -108,6 +128,7 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
     options: The field config.evaluate, whose decodings, noise and score are
       read.
     seed: Seed of the engines.
+    bind: Function that adds other tools to an engine; see `toolsets.binder`.
   """
   def few(dataset: datasets.Dataset) -> datasets.Dataset:
     return dataclasses.replace(
@@ -117,12 +138,14 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
       evaluator.EvalCase(dataset if decoding == 'greedy' else few(dataset),
                          name, search, decoding, score=options.score)
       for name, other in through.items()
-      for dataset, search in zip(sets, engines(other, sets, seed=seed))
+      for dataset, search in zip(
+          sets, engines(other, sets, seed=seed, bind=bind))
       for decoding in options.decodings
   ] + [
       evaluator.EvalCase(
-          few(dataset), 'noise', engine_wrappers.with_typed_errors(
-              registry.make('noise', dataset.corpus, seed=seed)), 'greedy',
+          few(dataset), 'noise', bind(engine_wrappers.with_typed_errors(
+              registry.make('noise', dataset.corpus, seed=seed)),
+                                      dataset.corpus), 'greedy',
           score=options.score)
       for number, dataset in enumerate(sets)
       if options.noise and dataset.corpus is not None and (

@@ -23,6 +23,7 @@ from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.experiment import run_defaults
 from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
 from searchrl.runtime import progress
@@ -70,6 +71,7 @@ def run(config, workdir: str) -> None:
   search = searches.engine(config.search, corpus, seed=config.seed)
   sampler, params = policy.of_run(
       config, options.run, limit=options.samples, folder=model)
+  search = toolsets.of_sampler(sampler, config.seed)(search, corpus)
   _say(f'Question: {plain(options.question)}')
   trajectories = ask(
       sampler, params, options.question, search=search,
@@ -128,14 +130,17 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
 
 
 def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
-  """Returns the same search, which reports each kind of failure to `say`."""
-  def search_and_warn(queries):
-    results = search(queries)
-    for error in dict.fromkeys(
-        r for r in results if isinstance(r, SearchError)):
-      say(f'Warning: a search failed: {plain(f"{error.kind} {error.detail}")}')
-    return results
-  return engine_wrappers.Wrapped(search_and_warn, (search,))
+  """Returns the same search and tools, which report failures to `say`."""
+  def warn_of(tool):
+    def call_and_warn(queries):
+      results = tool(queries)
+      for error in dict.fromkeys(
+          r for r in results if isinstance(r, SearchError)):
+        say('Warning: a search failed: '
+            f'{plain(f"{error.kind} {error.detail}")}')
+      return results
+    return engine_wrappers.Wrapped(call_and_warn, (tool,))
+  return engine_wrappers.each(search, warn_of)
 
 
 class TurnPrinter:
@@ -170,10 +175,13 @@ class TurnPrinter:
       yield f'{self._label(trajectory)}Turn {number}\n' + _indented(text)
       if not turn.observation_tokens:
         continue
-      if turn.action.kind == 'search':
+      if turn.action.is_search:
         shown = [passage_line(n, p) for n, p in enumerate(turn.passages, 1)]
         yield self._label(trajectory) + 'Found\n' + _indented(
             '\n'.join(shown) or 'nothing')
+      elif turn.action.is_call:
+        yield f'{self._label(trajectory)}{turn.action.kind} returned\n' + (
+            _indented(plain(turn.observation).strip()))
       else:
         yield (f'{self._label(trajectory)}That was no action; the policy is '
                'asked to retry and reads\n' + _indented(plain(

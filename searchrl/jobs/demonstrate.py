@@ -19,6 +19,7 @@ from typing import Any
 from searchrl.agent import chains as chains_lib
 from searchrl.agent import demonstrations
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tag_parser
 from searchrl.data import datasets
 from searchrl.data import jsonl
 from searchrl.data import question_metadata
@@ -29,6 +30,7 @@ from searchrl.experiment import model_folders
 from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
 from searchrl.rollouts import records
 from searchrl.rollouts import scripted
 from searchrl.rollouts import served_teacher
@@ -85,7 +87,11 @@ def run(config, workdir: str) -> None:
   author = (by_teacher(config, data.questions, model)
             if config.demonstrations.source == 'teacher' else
             by_chains(config, data.questions, reader, model.dialogue))
-  search = searches.engine(config.search, data.corpus, seed=config.seed)
+  search = toolsets.binder(
+      model.dialogue, model.tokenizer, seed=config.seed,
+      result_tokens=policy.budgets_of(config).result_tokens)(
+          searches.engine(config.search, data.corpus, seed=config.seed),
+          data.corpus)
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions([data]))
   directory.note('search', lambda: searches.describe(
@@ -108,7 +114,7 @@ def check_writes(dialogue: dialogues.Dialogue, name: str) -> None:
   """Raises a ValueError unless the dialogue can write the turns that it reads.
   """
   for action in (Action('search', ('a query',)), Action('answer', ('a word',))):
-    text = dialogues.until_stop(
+    text = tag_parser.until_stop(
         dialogue.write('A thought.', action), dialogue.stop_strings)
     if dialogue.parse(text) != action:
       raise ValueError(

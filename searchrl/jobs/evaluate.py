@@ -14,6 +14,7 @@ from searchrl.evaluation import compare, figures, baselines, evaluator
 from searchrl.experiment import (build, config_checks, fingerprint,
                                  run_defaults, policy)
 from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
@@ -60,10 +61,12 @@ def run(config, workdir: str) -> None:
   through = searches.of_evaluation(config)
   searched = processes.on_first('searched', lambda: _described(through, sets))
   directory.note('search', lambda: searched)
-  cases = searches.cases(through, sets, options, seed=config.seed)
   if options.methods:
+    cases = searches.cases(through, sets, options, seed=config.seed)
     _compare(config, cases, sets, searched, folder)
     return
+  cases = searches.cases(through, sets, options, seed=config.seed,
+                         bind=toolsets.of_sampler(loaded[0], config.seed))
   facts = processes.on_first('facts', lambda: fingerprint.facts(
       config, loaded[0], sets, searched, options.run))
   rows = evaluator.run(

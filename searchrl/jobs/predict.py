@@ -15,8 +15,10 @@ from searchrl.experiment import fingerprint
 from searchrl.experiment import run_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
+from searchrl.trajectory import is_search
 
 FILE = 'predictions.jsonl'
 
@@ -57,7 +59,8 @@ def run(config, workdir: str) -> None:
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions(sets))
   cases = searches.cases(
-      searches.of_evaluation(config), sets, options, seed=config.seed)
+      searches.of_evaluation(config), sets, options, seed=config.seed,
+      bind=toolsets.of_sampler(sampler, config.seed))
   evaluator.run(sampler, params, cases, step=options.step, folder=folder,
                 title='Predicting')
   processes.on_first('predictions', lambda: _write(folder))
@@ -74,6 +77,6 @@ def _write(folder: pathlib.Path) -> None:
           'id': trajectory['question']['uid'], 'set': record['set'],
           'question': record['question'], 'answer': record['answer'],
           'searches': [query for turn in trajectory['turns']
-                       if turn['action']['kind'] == 'search'
+                       if is_search(turn['action']['kind'])
                        for query in turn['action']['texts']],
           'stop_reason': trajectory['stop_reason']}, ensure_ascii=False) + '\n')

@@ -23,6 +23,7 @@ from searchrl.experiment import memory_plan
 from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
 from searchrl.rollouts import records
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
@@ -92,7 +93,8 @@ def _collect(config, path: str, corpus: Any, questions: list[Question],
   sampling.model.path = path
   sampler, params = policy.build(sampling, meshes.make(**config.mesh))
   weights = sampler.sync(params).weights
-  search = searches.engine(config.search, corpus, seed=config.seed)
+  search = toolsets.of_sampler(sampler, config.seed)(
+      searches.engine(config.search, corpus, seed=config.seed), corpus)
 
   def play(number: int, chosen: Sequence[Question]) -> list[Trajectory]:
     return sampler.rollout(

@@ -3,7 +3,8 @@
 """The host-side driver of the engine's slots: requests in, trajectories out.
 
 A slot holds one trajectory. When the trajectory is finished, the slot goes to
-the next request in the queue. A search pauses its slot while others decode.
+the next request in the queue. A search, or a call of another tool, pauses its
+slot while others decode.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +13,14 @@ import itertools
 from typing import Any
 
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tag_parser
 from searchrl.models.inference import engine as engines
 from searchrl.rollouts import pending_searches
 from searchrl.rollouts.pending_searches import Results
 from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (
-    Passages, Query, Request, SearchError, SearchFn, StopReason, Trajectory,
-    Turn)
+    Passages, Query, Request, SearchError, SearchFn, StopReason, ToolCall,
+    ToolResult, Trajectory, Turn)
 
 SEARCH_ORDERS = ('deterministic', 'arrival')
 
@@ -36,6 +38,11 @@ class Budgets:
   max_prompt_tokens: int = 128  # maximum length of a prompt
   passage_tokens: int = 96  # length to which each passage is cut
   top_k: int = 2  # passages per query
+
+  @property
+  def result_tokens(self) -> int:
+    """Length to which a tool's result is cut: that of a query's passages."""
+    return self.top_k * self.passage_tokens
 
   def check(self, length: int) -> None:
     """Raises a ValueError unless a prompt and a turn fit `length` tokens."""
@@ -112,7 +119,7 @@ def run(
       randomness.
     engine: The engine, with its weights loaded.
     search: Search engine that answers all queries of a pass in one call, in a
-      thread of its own.
+      thread of its own; or an `engine_wrappers.toolset` of the dialogue's tools.
     dialogue: The protocol.
     tokenizer: The tokenizer; see `agent.tokenizer`.
     budgets: Limits of the trajectories.
@@ -270,7 +277,7 @@ class _Slots:
   def _take_turn(self, stopped: engines.Stopped) -> _Unfinished | None:
     """Adds a stopped slot's action; returns its entry if it is fed next."""
     entry = self.active[stopped.slot]
-    text = dialogues.until_stop(self.tokenizer.decode(stopped.tokens),
+    text = tag_parser.until_stop(self.tokenizer.decode(stopped.tokens),
                                 self.dialogue.stop_strings)
     action = self.dialogue.parse(text)
     turn = Turn(stopped.tokens, stopped.logprobs, action, text=text)
@@ -283,20 +290,25 @@ class _Slots:
       self._finish(entry, 'length_limit')
     elif len(entry.trajectory.turns) >= self.budgets.max_turns:
       self._finish(entry, 'turn_limit')  # without the search, if it is one
-    elif action.kind == 'search':
-      self.searches.submit(entry.slot, self._queries(entry.trajectory))
+    elif action.is_call:
+      self.searches.submit(entry.slot, self._queries(entry.trajectory),
+                           action.kind)
     else:
       entry.pending = dialogues.retry(
           self.dialogue, self.tokenizer, stopped.tokens)
       return entry
     return None
 
-  def _queries(self, trajectory: Trajectory) -> list[Query]:
-    """Returns the queries of the last turn of a trajectory."""
+  def _queries(self, trajectory: Trajectory) -> list[Query] | list[ToolCall]:
+    """Returns the queries of a trajectory's last turn, or its call of a tool.
+    """
     turns = trajectory.turns
-    return [Query(text, self.budgets.top_k, trajectory.question, self.step,
-                  trajectory.sample, len(turns) - 1, turns)
-            for text in turns[-1].action.texts]
+    action = turns[-1].action
+    caller = (trajectory.question, self.step, trajectory.sample,
+              len(turns) - 1, turns)
+    if not action.is_search:
+      return [ToolCall(action.kind, action.arguments, *caller)]
+    return [Query(text, self.budgets.top_k, *caller) for text in action.texts]
 
   def _admit(self, others: bool) -> list[_Unfinished]:
     """Returns the entries whose search results enter now, by `search_order`."""
@@ -309,27 +321,34 @@ class _Slots:
     return self._observe(results)
 
   def _observe(self, results: Results) -> list[_Unfinished]:
-    """Prepares the observations of searches; a failed one ends its trajectory.
+    """Prepares the observations of calls; a failed one ends its trajectory.
     """
     entries: list[_Unfinished] = []
-    searches: list[tuple[list[Passages], tuple[int, ...]]] = []
+    calls: list[tuple[dialogues.Outcome, tuple[int, ...]]] = []
     for slot, of_slot in results.items():
       entry = self.active[slot]
       passages: list[Passages] = []
+      outcome: dialogues.Outcome = passages
       for result in of_slot:
         if isinstance(result, SearchError):
           self._finish(entry, 'search_error', search_error=result)
           break
-        passages.append(result)
+        if isinstance(result, ToolResult):
+          outcome = result
+        else:
+          passages.append(result)
       else:
         entries.append(entry)
-        searches.append((passages, entry.trajectory.turns[-1].action_tokens))
+        calls.append((outcome, entry.trajectory.turns[-1].action_tokens))
     observations = dialogues.observations(
-        self.dialogue, searches, self.tokenizer,
-        passage_tokens=self.budgets.passage_tokens)
-    for entry, (passages, _), observation in zip(
-        entries, searches, observations):
-      entry.amend(passages=tuple(itertools.chain.from_iterable(passages)),
+        self.dialogue, calls, self.tokenizer,
+        passage_tokens=self.budgets.passage_tokens,
+        result_tokens=self.budgets.result_tokens)
+    for entry, (outcome, _), observation in zip(entries, calls, observations):
+      if isinstance(outcome, ToolResult):
+        entry.amend(is_tool_error=outcome.is_error)
+        outcome = [outcome.passages]
+      entry.amend(passages=tuple(itertools.chain.from_iterable(outcome)),
                   passages_cut=observation.passages_cut)
       entry.pending = observation.tokens
     return entries

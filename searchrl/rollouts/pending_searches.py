@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Searches that run in threads while slots decode, with a deadline each.
+"""Calls of tools that run in threads while slots decode, with a deadline each.
 
-Queries are submitted by a slot, and the results are returned later under that
-slot. A search that raises, returns a wrong number of results or misses its
+The queries of a search, or the call of another tool, are submitted by a slot,
+and the results are returned later under that slot. Each tool has calls of its
+own, so that a slow one holds up no other. A search that raises, returns a wrong number of results or misses its
 deadline becomes a SearchError for each of its queries. Calls are counted here,
 where the deadline is, so a late search counts once, as a timeout. A late thread
 cannot be ended, but it is a daemon and does not keep the program alive.
@@ -17,20 +18,23 @@ from typing import Any
 
 from searchrl.search import call_metrics as calls_lib
 from searchrl.search import engine_wrappers
-from searchrl.trajectory import Passages, Query, SearchError, SearchFn
+from searchrl.trajectory import (
+    Passages, Query, SearchError, SearchFn, ToolCall, ToolResult)
 
-Results = dict[Any, list[Passages | SearchError]]  # results by owner of queries
-_Entry = tuple[Hashable, tuple[Query, ...]]  # an owner, and its queries
+Result = Passages | ToolResult | SearchError
+Results = dict[Any, list[Result]]  # results by owner of queries
+_Entry = tuple[Hashable, tuple[Query | ToolCall, ...]]  # an owner, its queries
 
 
 class PendingSearches:
   """A limited number of concurrent search calls, each in its own thread.
 
   Args:
-    search: The search engine, which must be thread-safe.
+    search: The search engine, or an `engine_wrappers.toolset`; it must be
+      thread-safe.
     timeout_secs: Seconds after which a call counts as failed.
-    calls: Maximum number of calls at a time. Queries that come meanwhile are
-      collected in the next call.
+    calls: Maximum number of calls of a tool at a time. Queries that come
+      meanwhile are collected in the next call.
     clock: Function that returns monotonic seconds.
 
   Attributes:
@@ -40,38 +44,49 @@ class PendingSearches:
   def __init__(self, search: SearchFn, *, timeout_secs: float, calls: int,
                clock: Callable[[], float] = time.monotonic):
     self.finished: list[calls_lib.Call] = []
-    self._search = engine_wrappers.with_typed_errors(search)
+    self._tools = {
+        name: engine_wrappers.with_typed_errors(function)
+        for name, function in engine_wrappers.tools_of(search).items()}
     self._clock, self._timeout_secs, self._limit = clock, timeout_secs, calls
-    self._held: list[_Entry] = []  # entries that are not yet in a call
-    # Start and entries of each call, by its number.
-    self._running: dict[int, tuple[float, list[_Entry]]] = {}
+    # Entries that are not yet in a call, by their tool.
+    self._held: dict[str, list[_Entry]] = {}
+    # Tool, start and entries of each call, by its number.
+    self._running: dict[int, tuple[str, float, list[_Entry]]] = {}
     self._back: queue.SimpleQueue[  # (call number, end, results)
-        tuple[int, float, Sequence[Passages | SearchError]]
-    ] = queue.SimpleQueue()
+        tuple[int, float, Sequence[Result]]] = queue.SimpleQueue()
     self._started = 0
 
   def __len__(self) -> int:
     """Returns the number of owners that have no results yet."""
-    return len(self._held) + sum(
-        len(entries) for _, entries in self._running.values())
+    return sum(map(len, self._held.values())) + sum(
+        len(entries) for _, _, entries in self._running.values())
 
-  def submit(self, owner: Hashable, queries: Sequence[Query]) -> None:
-    """Holds queries for the next call, together with all that are held."""
-    self._held.append((owner, tuple(queries)))
+  def submit(self, owner: Hashable, queries: Sequence[Query | ToolCall],
+             tool: str = 'search') -> None:
+    """Holds queries for the tool's next call, with all that are held for it."""
+    self._held.setdefault(tool, []).append((owner, tuple(queries)))
 
   def start(self) -> None:
-    """Starts a call for all held queries, unless too many calls are running."""
-    if not self._held or len(self._running) >= self._limit:
-      return
-    number, entries = self._started, self._held
-    self._started, self._held = number + 1, []
-    self._running[number] = self._clock(), entries
-    queries = [query for _, batch in entries for query in batch]
-    threading.Thread(target=self._call, args=(number, queries), daemon=True,
-                     name=f'search-{number}').start()
+    """Starts a call of each tool for its held queries, unless too many run."""
+    for tool in [*self._held]:
+      if sum(t == tool for t, _, _ in self._running.values()) < self._limit:
+        self._start(tool, self._held.pop(tool))
 
-  def _call(self, number: int, queries: list[Query]) -> None:
-    results = self._search(queries)
+  def _start(self, tool: str, entries: list[_Entry]) -> None:
+    number = self._started
+    self._started += 1
+    self._running[number] = tool, self._clock(), entries
+    queries = [query for _, batch in entries for query in batch]
+    threading.Thread(target=self._call, args=(number, tool, queries),
+                     daemon=True, name=f'{tool}-{number}').start()
+
+  def _call(self, number: int, tool: str, queries: list[Query | ToolCall]
+           ) -> None:
+    results: Sequence[Result] = [
+        SearchError('unavailable', f'the run has no tool {tool!r}')
+    ] * len(queries)
+    if tool in self._tools:
+      results = self._tools[tool](queries)
     self._back.put((number, self._clock(), results))
 
   def all(self) -> Results:
@@ -86,7 +101,7 @@ class PendingSearches:
     self.start()
     results: Results = {}
     while self._running and not results:
-      first = min(start for start, _ in self._running.values())
+      first = min(start for _, start, _ in self._running.values())
       results |= self._take(max(first + self._timeout_secs - self._clock(), 0))
     return results | self.ready()
 
@@ -111,7 +126,7 @@ class PendingSearches:
   def _give_up(self) -> Results:
     """Returns the timeout errors of one late call, or {} if none is late."""
     now = self._clock()
-    for number, (start, entries) in self._running.items():
+    for number, (_, start, entries) in self._running.items():
       if now - start >= self._timeout_secs:
         error = SearchError('timeout', f'after {self._timeout_secs:g} s')
         return self._finish(
@@ -119,10 +134,10 @@ class PendingSearches:
     return {}
 
   def _finish(self, number: int, end: float,
-              results: Sequence[Passages | SearchError]) -> Results:
+              results: Sequence[Result]) -> Results:
     """Counts a call and returns its results by owner."""
-    start, entries = self._running.pop(number)
-    self.finished.append(calls_lib.count(end - start, results))
+    tool, start, entries = self._running.pop(number)
+    self.finished.append(calls_lib.count(end - start, results, tool))
     remaining = iter(results)
     return {owner: [next(remaining) for _ in queries]
             for owner, queries in entries}

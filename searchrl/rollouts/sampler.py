@@ -29,7 +29,8 @@ from searchrl.runtime import progress
 from searchrl.search import engine_wrappers
 from searchrl.search.call_metrics import Call
 from searchrl.trajectory import (
-    Passage, Passages, Query, Request, SearchError, SearchFn, Trajectory)
+    Passage, Request, SearchError, SearchFn, ToolResult,
+    Trajectory)
 
 _SEARCH_WAIT_SECS = 24 * 3600  # limit of the wait for the first process
 
@@ -106,7 +107,7 @@ class Sampler:
     Args:
       weights: Weights that `sync` returned.
       requests: The samples to draw; the same on all processes.
-      search: The search engine.
+      search: The search engine, or an `engine_wrappers.toolset`.
       temperature: Sampling temperature; 0 is greedy.
       step: Step of the run; a part of the randomness.
       policy_step: Number of updates that the policy has had.
@@ -132,7 +133,7 @@ class Sampler:
     if not self.together:
       requests = processes.share(requests)
     else:
-      search = _searches_of_first(search)
+      search = engine_wrappers.each(search, _searches_of_first)
     sample = functools.partial(
         driver.run, engine=self.engine, search=search, dialogue=self.dialogue,
         tokenizer=self.tokenizer, budgets=self.budgets, step=step,
@@ -209,8 +210,7 @@ def _searches_of_first(search: SearchFn) -> engine_wrappers.Wrapped:
 
   The others return no passages; the first process's results are used instead.
   """
-  def search_on_first(queries: Sequence[Query]
-                     ) -> Sequence[Passages | SearchError]:
+  def search_on_first(queries: Sequence[Any]) -> Sequence[Any]:
     results = search(queries) if processes.is_first() else [()] * len(queries)
     engine_wrappers.finish(search)
     return results
@@ -222,12 +222,17 @@ def _searches_of_first(search: SearchFn) -> engine_wrappers.Wrapped:
 def _results_of_first(results: driver.Results) -> driver.Results:
   """Returns the first process's search results on all processes."""
   def to_json(result):
-    return dataclasses.asdict(result) if isinstance(result, SearchError) else [
-        dataclasses.asdict(passage) for passage in result]
+    if isinstance(result, SearchError | ToolResult):
+      return dataclasses.asdict(result)
+    return [dataclasses.asdict(passage) for passage in result]
 
   def from_json(record):
-    return SearchError(**record) if isinstance(record, dict) else tuple(
-        Passage(**passage) for passage in record)
+    if isinstance(record, list):
+      return tuple(Passage(**passage) for passage in record)
+    if 'kind' in record:
+      return SearchError(**record)
+    return ToolResult(record['text'], record['is_error'],
+                      from_json(record['passages']))
 
   shared = processes.on_first('searches', lambda: [
       [slot, [to_json(result) for result in of_slot]]

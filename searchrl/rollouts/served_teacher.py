@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import json
 from typing import Any
 
-from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tag_parser
 from searchrl.agent.dialogue import Dialogue
 from searchrl.search.remote import http_request
 from searchrl.search.remote import transport
@@ -112,7 +112,7 @@ def close(text: str, dialogue: Dialogue) -> str:
   is returned as it is, and is no action.
   """
   if any(stop in text for stop in dialogue.stop_strings):
-    return dialogues.until_stop(text, dialogue.stop_strings)
+    return tag_parser.until_stop(text, dialogue.stop_strings)
   for stop in dialogue.stop_strings:
     if dialogue.parse(text + stop).kind != 'invalid':
       return text + stop

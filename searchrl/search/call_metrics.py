@@ -1,34 +1,39 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Counts and latencies of a search engine's calls, as metrics of a step."""
+"""Counts and latencies of the calls of engines and tools, as metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
-from searchrl.trajectory import Passages, SearchError
+from searchrl.trajectory import SearchError, ToolResult, is_search
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A call of an engine, which answers many queries."""
+  """A call of an engine or another tool, which answers many queries."""
 
   secs: float  # seconds until the call returned or was given up
   queries: int
   timeouts: int = 0  # queries that ended in SearchError('timeout')
   errors: int = 0  # queries that ended in any SearchError
   empty: int = 0  # queries that succeeded and found no passage
+  tool: str = 'search'
+  wrong: int = 0  # calls by the policy that a tool said were wrong
 
 
-def count(secs: float, results: Sequence[Passages | SearchError]) -> Call:
+def count(secs: float, results: Sequence[Any], tool: str = 'search') -> Call:
   """Returns a finished call, given its duration and each query's result."""
   errors = [result for result in results if isinstance(result, SearchError)]
   return Call(
       secs, len(results), timeouts=sum(e.kind == 'timeout' for e in errors),
-      errors=len(errors), empty=sum(not result for result in results))
+      errors=len(errors), empty=sum(not result for result in results),
+      tool=tool, wrong=sum(isinstance(result, ToolResult) and result.is_error
+                           for result in results))
 
 
 def describe(calls: Sequence[Call]) -> dict[str, float]:
@@ -36,16 +41,32 @@ def describe(calls: Sequence[Call]) -> dict[str, float]:
 
   Latencies are percentiles over the calls, in milliseconds; they are absent if
   there are no calls. Rates are shares of the queries, and 0 without queries.
+  The metrics of searches begin with search/, those of another tool with
+  tool/NAME/.
   """
+  tools = sorted({call.tool for call in calls if not is_search(call.tool)})
+  metrics = _describe([call for call in calls if is_search(call.tool)],
+                      'search')
+  for tool in tools:
+    own_calls = [call for call in calls if call.tool == tool]
+    values = _describe(own_calls, f'tool/{tool}')
+    del values[f'tool/{tool}/empty_rate']
+    metrics |= values | {f'tool/{tool}/wrong_rate': sum(
+        call.wrong for call in own_calls) / values[f'tool/{tool}/queries']}
+  return metrics
+
+
+def _describe(calls: Sequence[Call], group: str) -> dict[str, float]:
+  """Returns the metrics of the calls of a group of tools."""
   queries = sum(call.queries for call in calls)
   values = {
-      'search/queries': queries,
-      'search/batch_size': queries / max(len(calls), 1),
-      'search/timeout_rate': sum(c.timeouts for c in calls) / max(queries, 1),
-      'search/failed_queries': sum(c.errors for c in calls),
-      'search/empty_rate': sum(c.empty for c in calls) / max(queries, 1),
+      f'{group}/queries': queries,
+      f'{group}/batch_size': queries / max(len(calls), 1),
+      f'{group}/timeout_rate': sum(c.timeouts for c in calls) / max(queries, 1),
+      f'{group}/failed_queries': sum(c.errors for c in calls),
+      f'{group}/empty_rate': sum(c.empty for c in calls) / max(queries, 1),
   }
   latencies = [1000 * call.secs for call in calls]
   return values | {
-      f'search/latency_ms/p{percent}': float(np.percentile(latencies, percent))
+      f'{group}/latency_ms/p{percent}': float(np.percentile(latencies, percent))
       for percent in (50, 95) if calls}

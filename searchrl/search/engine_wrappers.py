@@ -12,7 +12,7 @@ part until all of them have finished. An engine over others passes these on.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import threading
 from typing import Any
@@ -45,15 +45,16 @@ class Wrapped:
   """A search that calls other searches.
 
   Attributes:
-    search: Function that answers the queries.
+    search: Function that answers the queries, or the calls of a tool.
     inner: The searches that it calls.
+    tools: Functions of a dialogue's tools by name, if it is a `toolset`.
   """
 
-  search: SearchFn
+  search: Callable[[Sequence[Any]], Sequence[Any]]
   inner: tuple[Callable[..., Any], ...]
+  tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None
 
-  def __call__(
-      self, queries: Sequence[Query]) -> Sequence[Passages | SearchError]:
+  def __call__(self, queries: Sequence[Any]) -> Sequence[Any]:
     """Returns the results of the queries, in their order."""
     return self.search(queries)
 
@@ -78,6 +79,32 @@ class Wrapped:
     """Takes part in joint searches until all processes have finished."""
     for search in filter(is_joint, self.inner):
       finish(search)
+
+
+def toolset(tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
+           ) -> Wrapped:
+  """Returns the functions of a dialogue's tools; called itself, it searches.
+
+  Args:
+    tools: Function of each tool; see `trajectory.Tool`.
+  """
+  def search(queries: Sequence[Query]) -> Sequence[Passages | SearchError]:
+    return tools['search'](queries)
+
+  return Wrapped(search, tuple(tools.values()), tools)
+
+
+def tools_of(search: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
+  """Returns the functions of a toolset, or those of a search alone."""
+  return getattr(search, 'tools', None) or {'search': search}
+
+
+def each(search: Callable[..., Any], wrap: Callable[..., Any]
+        ) -> Callable[..., Any]:
+  """Returns a search, or a toolset, whose functions are all wrapped."""
+  if getattr(search, 'tools', None) is None:
+    return wrap(search)
+  return toolset({name: wrap(tool) for name, tool in tools_of(search).items()})
 
 
 def pop(search: Callable[..., Any]) -> dict[str, float]:

@@ -17,8 +17,8 @@ import unicodedata
 
 import regex
 
-from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
+from searchrl.agent import tag_parser
 from searchrl.papers.dr_zero import rivals
 from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
@@ -84,7 +84,7 @@ def read(trajectory: Trajectory) -> Proposal:
 
   A turn is read up to its first </answer>, which ends it.
   """
-  text = ''.join(dialogues.until_stop(turn.text, ('</answer>',))
+  text = ''.join(tag_parser.until_stop(turn.text, ('</answer>',))
                  for turn in trajectory.turns)
   return Proposal(_last_block(text, 'question'), _last_block(text, 'answer'))
 
@@ -126,7 +126,7 @@ def form(trajectory: Trajectory) -> Form:
   were parsed, in any protocol, and `leaks` ignores punctuation.
   """
   proposal = read(trajectory)
-  searches = [turn for turn in trajectory.turns if turn.action.kind == 'search']
+  searches = [turn for turn in trajectory.turns if turn.action.is_search]
   carried_out = bool(searches) and all(
       turn.observation_tokens for turn in searches)
   hops = trajectory.question.hops

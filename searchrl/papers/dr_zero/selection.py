@@ -110,7 +110,7 @@ def evidence(trajectory: Trajectory, write: Callable[[int, Passage], str]
     A text with a line break after each part but the last.
   """
   passages = dict.fromkeys(
-      p for turn in trajectory.turns if turn.action.kind == 'search'
+      p for turn in trajectory.turns if turn.action.is_search
       for p in turn.passages)
   return '\n'.join([proposals.document_of(trajectory.question), *(
       write(n, p) for n, p in enumerate(passages, start=1))])
@@ -132,7 +132,7 @@ def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
           'hops': trajectory.question.hops, 'data_source': 'proposals',
           'document': proposals.document_of(trajectory.question),
           'searches': [query for turn in trajectory.turns
-                       if turn.action.kind == 'search'
+                       if turn.action.is_search
                        for query in turn.action.texts],
           'form': dataclasses.asdict(form) | {'score': form.score},
           'proposed_answer': proposal.answer}}

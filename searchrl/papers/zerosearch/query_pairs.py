@@ -50,7 +50,7 @@ def pairs(trajectories: Iterable[Trajectory],
           if trajectory.stop_reason != 'search_error'
           for hop, turn in enumerate((  # searches that were carried out
               turn for turn in trajectory.turns
-              if turn.action.kind == 'search' and turn.observation_tokens), 1)
+              if turn.action.is_search and turn.observation_tokens), 1)
           if turn.passages and len(turn.action.texts) == 1]
 
 

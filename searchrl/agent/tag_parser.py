@@ -1,0 +1,111 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Parser of the tag protocol: the action that the text of a turn ends with.
+
+A turn is read up to its first stop string (`until_stop`), because a token such
+as `>.` may go on after it.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import json
+import re
+from typing import Any
+
+from searchrl.trajectory import Action, Tool
+
+TAGS = 'think|search|information|answer|question|tool_call|tool_response'
+TAG = re.compile(rf'</?(?:{TAGS})>')
+TAG_STOPS = ('</search>', '</answer>')
+TURN_ENDS = (  # end tokens of Qwen, Llama, Mistral, DeepSeek and Gemma
+    '<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|eom_id|>',
+    '<|end_of_text|>', '</s>', '<｜end▁of▁sentence｜>', '<end_of_turn>',
+    '<eos>')
+
+
+def tag_stops(names: Sequence[str]) -> tuple[str, ...]:
+  """Returns the closing tags of tools and of the answer."""
+  return (*(f'</{name}>' for name in names), '</answer>')
+
+
+def until_stop(text: str, stop_strings: Sequence[str]) -> str:
+  """Returns a turn's text up to the end of its first stop string.
+
+  All readers of a turn read this part only. The token that completes a stop
+  string may have more characters (`>.`, `></`), which stay in the context and
+  in the training data but are not read. This is the text that vLLM returns with
+  its stop strings, and that Search-R1 keeps of a turn. Without a stop string it
+  is the whole text.
+  """
+  ends = [text.index(stop) + len(stop) for stop in stop_strings if stop in text]
+  return text[:min(ends, default=len(text))]
+
+
+def without_turn_end(text: str) -> str:
+  """Returns the text without white space and turn-end tokens at its end."""
+  end = len(text)
+  while end:
+    if text[end - 1].isspace():
+      end -= 1
+    elif token := next(
+        (token for token in TURN_ENDS if text.endswith(token, 0, end)), ''):
+      end -= len(token)
+    else:
+      break
+  return text[:end]
+
+
+def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
+  """Parses one turn strictly.
+
+  The turn is read up to the first closing tag of a tool or of an answer. An
+  action is the block that this tag closes, if no other tag is inside and it is
+  not empty. Everything else is invalid. A block inside <think> counts, as the
+  first match does in Search-R1, because the engine stops there.
+
+  Args:
+    text: Text of the turn.
+    tools: Tools that the policy may call; (): a search alone.
+  """
+  names = tuple(tool.name for tool in tools) or ('search',)
+  action = closing_block(until_stop(text, tag_stops(names)), names)
+  if not action.is_call or action.is_search:
+    return action
+  tool = next(tool for tool in tools if tool.name == action.kind)
+  return dataclasses.replace(
+      action, arguments=_arguments(tool, action.texts[0]))
+
+
+def _arguments(tool: Tool, text: str) -> dict[str, Any]:
+  """Returns the arguments between a tool's tags.
+
+  A JSON object gives them by name. Any other text is the first argument.
+  """
+  try:
+    arguments = json.loads(text)
+  except (ValueError, RecursionError):
+    arguments = None
+  return arguments if isinstance(arguments, dict) else {
+      tool.first_parameter: text}
+
+
+def closing_block(text: str, names: tuple[str, ...] = ('search',)) -> Action:
+  """Returns the action whose block ends a text, else 'invalid'.
+
+  Args:
+    text: Text of a turn, as `until_stop` cuts it.
+    names: Names of the tools that have tags.
+  """
+  match = _action_pattern(names).search(text)
+  if match is None or not match[2].strip():
+    return Action('invalid')
+  return Action(match[1], (match[2].strip(),))
+
+
+@functools.cache
+def _action_pattern(names: tuple[str, ...]) -> re.Pattern:
+  """Returns the pattern of a block that ends a turn and has no tag inside."""
+  actions = '|'.join([*map(re.escape, names), 'answer'])
+  return re.compile(
+      rf'<({actions})>((?:(?!</?(?:{TAGS}|{actions})>).)*)</\1>\Z', re.DOTALL)

@@ -1,0 +1,86 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The tools of a config: what its dialogue lists, and what a run calls."""
+
+from collections.abc import Callable, Mapping
+import functools
+import json
+from typing import Any
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.experiment import search as searches
+from searchrl.rollouts.sampler import Sampler
+from searchrl.search import engines
+from searchrl.toolbox import toolbox
+from searchrl.trajectory import SearchFn, Tool
+
+
+def listed(config) -> tuple[Tool, ...]:
+  """Returns the tools that the dialogue of a config lists.
+
+  An MCP server is started at the first call of a process.
+
+  Raises:
+    ValueError: A tool of config.tools does not exist, or refuses its options.
+  """
+  options = config.get('tool_options') or {}
+  if hasattr(options, 'to_dict'):
+    options = options.to_dict()
+  return _listed(tuple(config.get('tools', ('search',))),
+                 json.dumps(options, sort_keys=True))
+
+
+@functools.cache
+def _listed(names: tuple[str, ...], options: str) -> tuple[Tool, ...]:
+  return toolbox.make(names, json.loads(options), dialogues.SEARCH, _engine)
+
+
+def _engine(name: str, options: Mapping[str, Any]) -> Tool:
+  """Returns the tool of another search engine than the run's."""
+  field = f'tool_options.{name}'
+  if not {'engine'} <= options.keys() <= {'engine', 'options', 'description'}:
+    raise ValueError(
+        f'{field} must have an engine, and may have options and a description, '
+        f'but has {sorted(options)}. Give for instance '
+        "dict(engine='dense', options={}).")
+  own_options = options.get('options', {})
+  spec = engines.parse(options['engine'], own_options, f'{field}.engine',
+                       f'{field}.options')
+  engines.check(spec)
+  if spec.is_joint:
+    raise ValueError(
+        f'{field} must search in each process on its own, but its index is on '
+        "the devices of all (backend='mesh'). Make that the run's own engine, "
+        'in config.search.')
+
+  def bind(corpus: Any, seed: int) -> SearchFn:
+    return searches.named(options['engine'], own_options, corpus, seed=seed)
+
+  return Tool(name, options.get('description', dialogues.SEARCH.description),
+              dialogues.SEARCH.parameters, bind=bind)
+
+
+def binder(dialogue: dialogues.Dialogue, tokenizer: Any, *, result_tokens: int,
+           seed: int) -> Callable[[SearchFn, Any], SearchFn]:
+  """Returns the function that adds a dialogue's tools to a search engine.
+
+  It takes the engine and the corpus that it searches, which is None if it needs
+  none, and returns what a rollout calls. It raises a ValueError if a tool needs
+  a corpus and there is none.
+
+  Args:
+    dialogue: Dialogue that lists the tools.
+    tokenizer: Tokenizer of the policy.
+    result_tokens: Number of tokens to which a tool's result is cut.
+    seed: Seed of further search engines.
+  """
+  return lambda search, corpus: toolbox.bind(
+      search, dialogue.tools, corpus=corpus, seed=seed, tokenizer=tokenizer,
+      result_tokens=result_tokens)
+
+
+def of_sampler(sampler: Sampler, seed: int
+              ) -> Callable[[SearchFn, Any], SearchFn]:
+  """Returns the `binder` of a sampler's dialogue."""
+  return binder(sampler.dialogue, sampler.tokenizer, seed=seed,
+                result_tokens=sampler.budgets.result_tokens)

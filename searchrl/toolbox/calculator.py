@@ -1,0 +1,68 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The tool `calculate`: arithmetic, by the package simpleeval."""
+
+from collections.abc import Sequence
+import math
+import re
+
+from searchrl.trajectory import Tool, ToolCall, ToolResult
+
+_FUNCTIONS = {'abs': abs, 'ceil': math.ceil, 'floor': math.floor, 'max': max,
+              'min': min, 'round': round, 'sqrt': math.sqrt}
+_MOST_CHARACTERS = 500  # of an expression
+
+
+def make() -> Tool:
+  """Returns the tool, which evaluates an expression of numbers.
+
+  Raises:
+    ValueError: The package simpleeval is missing.
+  """
+  try:
+    import simpleeval
+  except ImportError as error:
+    raise ValueError('the tool calculate needs the package simpleeval. Install '
+                     "it: pip install 'searchrl[tools]'.") from error
+
+  def calculate(calls: Sequence[ToolCall]) -> list[ToolResult]:
+    return [evaluate(str(call.arguments['expression'])) for call in calls]
+
+  def evaluate(expression: str) -> ToolResult:
+    """Returns the value of an expression, or what is wrong with it."""
+    if len(expression) > _MOST_CHARACTERS:
+      return _wrong(f'more than {_MOST_CHARACTERS} characters')
+    evaluator = simpleeval.SimpleEval(functions=_FUNCTIONS, names={})
+    try:
+      value = evaluator.eval(_in_python(expression))
+      if not isinstance(value, int | float) or isinstance(value, bool):
+        return _wrong('the value is not a number')
+      return ToolResult(_written(value))
+    except Exception as error:  # any expression of a policy must have a result
+      return _wrong(f'{type(error).__name__}: {error}'[:200])
+
+  return Tool(
+      'calculate', 'Computes the value of an arithmetic expression.',
+      {'type': 'object', 'required': ['expression'], 'properties': {
+          'expression': {'type': 'string', 'description':
+                         'For instance (1989 - 1931) * 2.'}},
+       'additionalProperties': False}, calculate)
+
+
+def _in_python(expression: str) -> str:
+  """Returns an expression with Python's power, and 1,989 as 1989."""
+  expression = expression.strip().removesuffix('=').replace('^', '**')
+  if any(character.isalpha() for character in expression):
+    return expression  # a comma may part a function's arguments
+  return re.sub(r'(?<=\d),(?=\d{3}(?!\d))', '', expression)
+
+
+def _written(value: float) -> str:
+  """Returns a number with at most 12 significant digits."""
+  if isinstance(value, float) and not math.isfinite(value):
+    raise ValueError('the value is not finite')
+  return str(value) if isinstance(value, int) else f'{value:.12g}'
+
+
+def _wrong(why: str) -> ToolResult:
+  return ToolResult(f'Error: this cannot be computed: {why}.', is_error=True)

@@ -1,0 +1,164 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The tool `open`: reads a passage's document in windows, and finds a text.
+
+A document is a passage with its neighbours in the corpus that have the same
+title, as in corpora that are cut into passages (wiki-18). A window holds whole
+words and at most a number of tokens.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+from typing import Any
+
+from searchrl.trajectory import Passage, Tool, ToolCall, ToolResult
+
+_MOST_INDEXED = 3_000_000  # ids that are kept in memory, some 300 bytes each
+_MOST_NEIGHBOURS = 2000  # passages of one document
+_FRAME = 24  # tokens for the line that says which page this is
+
+
+def make(window_tokens: int = 0) -> Tool:
+  """Returns the tool.
+
+  Args:
+    window_tokens: Tokens per window; 0: as many as a search returns, which is
+      also the most that a policy reads (rollout.budgets).
+
+  Raises:
+    ValueError: `window_tokens` is below 0.
+  """
+  if window_tokens < 0:
+    raise ValueError(f'window_tokens must be at least 0, but is {window_tokens}'
+                     '. 0 is the usual.')
+
+  def bind(corpus: Any, tokenizer: Any, result_tokens: int):
+    most = max(result_tokens - _FRAME, result_tokens // 2)
+    return _Reader(corpus, tokenizer, min(window_tokens or most, most))
+
+  return Tool(
+      'open', 'Opens the document of a passage, or reads on in it.',
+      {'type': 'object', 'required': ['id'], 'properties': {
+          'id': {'type': 'string', 'description':
+                 'Id of the passage, or the title of one that was found.'},
+          'page': {'type': 'integer', 'minimum': 1, 'description':
+                   'Number of the page; the default is the next one.'},
+          'find': {'type': 'string', 'minLength': 1, 'description':
+                   'Text whose first page is opened.'}},
+       'additionalProperties': False}, bind=bind)
+
+
+class _Reader:
+  """Opens documents; every result follows from the call and its trajectory."""
+
+  def __init__(self, corpus: Any, tokenizer: Any, window_tokens: int):
+    if corpus is None:
+      raise ValueError(
+          'the tool open needs a corpus, but the search engine has none here. '
+          'Name one in search.corpus, or leave the tool out.')
+    self._corpus, self._tokenizer = corpus, tokenizer
+    self._window_tokens = window_tokens
+    self._row = _rows(corpus)
+    # Documents are opened again and again; the windows of the newest are kept.
+    self._pages = functools.lru_cache(1024)(self._cut)
+
+  def __call__(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """Returns a window of the document of each call."""
+    return [self._open(call) for call in calls]
+
+  def _open(self, call: ToolCall) -> ToolResult:
+    first = self._first(call)
+    if first is None:
+      return ToolResult(f'Error: there is no passage {call.arguments["id"]!r}.',
+                        is_error=True)
+    pages, passage = self._pages(first), self._corpus[first]
+    page = call.arguments.get('page') or 1 + self._last_page(call, first)
+    if 'find' in call.arguments:
+      text = call.arguments['find'].lower()
+      hits = [n for n, words in enumerate(pages, 1) if text in words.lower()
+              and n >= call.arguments.get('page', 1)]
+      if not hits:
+        return ToolResult(f'Error: {call.arguments["find"]!r} is not in it.',
+                          is_error=True)
+      page = hits[0]
+    if page > len(pages):
+      return ToolResult(f'Error: the document has {len(pages)} pages, and page '
+                        f'{page} is none of them.', is_error=True)
+    text = pages[page - 1]
+    return ToolResult(
+        f'{passage.title} (page {page} of {len(pages)})\n{text}',
+        passages=(Passage(passage.id, passage.title, text),))
+
+  def _first(self, call: ToolCall) -> int | None:
+    """Returns the row of the document's first passage; None if there is none.
+    """
+    name = call.arguments['id'].strip().removeprefix('[').removesuffix(']')
+    row = self._row(name)
+    if row is None:  # the title of a passage that was shown
+      shown = [p for turn in reversed(call.turns) for p in turn.passages]
+      row = next((self._row(p.id) for p in shown
+                  if p.title.strip().lower() == name.strip('"').lower()), None)
+    if row is None:
+      return None
+    title = self._corpus[row].title
+    while title and row and self._corpus[row - 1].title == title:
+      row -= 1
+    return row
+
+  def _last_page(self, call: ToolCall, first: int) -> int:
+    """Returns the page of this document that was read last; 0 if none."""
+    id_ = self._corpus[first].id
+    for turn in reversed(call.turns[:-1]):
+      if turn.action.kind == call.tool and [p.id for p in turn.passages] == [
+          id_]:
+        return 1 + self._pages(first).index(turn.passages[0].text)
+    return 0
+
+  def _cut(self, row: int) -> list[str]:
+    """Returns the windows of the document that begins at a row."""
+    words = self._text(row).split()
+    counts = [len(ids) for ids in self._tokenizer.encode_passages(
+        [f' {word}' for word in words])]
+    pages: list[str] = []
+    page: list[str] = []
+    tokens = 0
+    for word, count in zip(words, counts):
+      if page and tokens + count > self._window_tokens:
+        pages.append(' '.join(page))
+        page, tokens = [], 0
+      page.append(word)
+      tokens += count
+    return [*pages, ' '.join(page)]
+
+  def _text(self, row: int) -> str:
+    title = self._corpus[row].title
+    texts: list[str] = []
+    while row < len(self._corpus) and len(texts) < _MOST_NEIGHBOURS:
+      passage = self._corpus[row]
+      if texts and not (title and passage.title == title):
+        break
+      texts.append(passage.text)
+      row += 1
+    return ' '.join(texts)
+
+
+def _rows(corpus: Any) -> Callable[[str], int | None]:
+  """Returns the function from a passage's id to its row, or None.
+
+  Raises:
+    ValueError: The corpus is too large for a table of its ids.
+  """
+  count = len(corpus)
+  if count and corpus[0].id == '0' and corpus[count - 1].id == str(count - 1):
+
+    def of_position(id_: str) -> int | None:
+      is_row = id_.isascii() and id_.isdigit() and int(id_[:12]) < count
+      return int(id_) if is_row and corpus[int(id_)].id == id_ else None
+
+    return of_position
+  if count > _MOST_INDEXED:
+    raise ValueError(
+        f'the tool open needs a corpus whose ids are 0, 1, 2, ... or that has '
+        f'at most {_MOST_INDEXED} passages, but it has {count}. Number the '
+        'passages of search.corpus.')
+  return {passage.id: row for row, passage in enumerate(corpus)}.get

@@ -1,0 +1,223 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The tools of an MCP server (Model Context Protocol), by the official SDK.
+
+The server is a command, which is started here and talks over its standard
+streams, or an address, which is asked over HTTP. A server that breaks is
+started, or connected to, again at the next call.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+import functools
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from searchrl.trajectory import SearchError, Tool, ToolCall, ToolResult
+
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.5, 30.0
+
+
+def make(*, command: Sequence[str] = (), url: str = '',
+         names: Sequence[str] = (), call_secs: float = 30.0,
+         pause_secs: float = 3600.0, log: str = '') -> list[Tool]:
+  """Returns the tools of a server, each as it describes itself.
+
+  Args:
+    command: Program and arguments that start a server, or () for `url`.
+    url: Address of a server (Streamable HTTP), or '' for `command`.
+    names: Names of the tools to take; () for all.
+    call_secs: Seconds after which a call, or the start, has failed.
+    pause_secs: Longest time that a run waits for a server that fails.
+    log: Path of the file that gets what a started server writes to its
+      standard error; '': that is dropped.
+
+  Raises:
+    ValueError: The package mcp is missing, an option is out of range, the
+      server cannot be reached, or it lacks a tool.
+  """
+  try:
+    import mcp
+  except ImportError as error:
+    raise ValueError('the tool mcp needs the package mcp. Install it: pip '
+                     "install 'searchrl[tools]'.") from error
+  if isinstance(command, str) or bool(command) == bool(url):
+    raise ValueError(
+        f'command must be a tuple of words, or be left out if url is given, but '
+        f'they are {command!r} and {url!r}. Write '
+        "command=('mcp-server-time',), or url='http://127.0.0.1:8000/mcp'.")
+  if not call_secs > 0 or not pause_secs >= 0:
+    raise ValueError(f'call_secs must be above 0 and pause_secs at least 0, but '
+                     f'they are {call_secs} and {pause_secs}.')
+
+  def connect() -> Any:
+    if url:
+      return mcp.Client(url, read_timeout_seconds=call_secs)
+    parameters = mcp.StdioServerParameters(
+        command=command[0], args=list(command[1:]), env=dict(os.environ))
+    return mcp.Client(
+        mcp.stdio_client(parameters, open(log or os.devnull, 'a')),
+        read_timeout_seconds=call_secs)
+
+  server = _Server(connect, url or command[0], call_secs, pause_secs)
+  try:
+    described = server.list_tools()
+  except Exception as error:  # whatever the SDK and the server raise
+    raise ValueError(
+        f'{"url" if url else "command"} must be an MCP server that answers '
+        f'within call_secs={call_secs:g}, but {url or command[0]} failed: '
+        f'{type(error).__name__}: {error}.') from error
+  known = [tool.name for tool in described]
+  missing = [name for name in names if name not in known]
+  if missing:
+    raise ValueError(f'names must be tools of the server, which are '
+                     f'{", ".join(known)}, but has {missing[0]!r}.')
+  return [Tool(tool.name, ' '.join((tool.description or tool.name).split()),
+               tool.input_schema, _OfServer(server, tool.name))
+          for tool in described if not names or tool.name in names]
+
+
+class _OfServer:
+  """A tool's function: the calls of a batch are made at the same time."""
+
+  def __init__(self, server: '_Server', name: str):
+    self._server, self._name = server, name
+
+  def __call__(self, calls: Sequence[ToolCall]) -> list[Any]:
+    """Returns the result of each call, or a SearchError."""
+    return self._server.call(self._name, [dict(c.arguments) for c in calls])
+
+  def wait(self) -> None:
+    """Waits until the server answers, if it has failed."""
+    self._server.wait()
+
+
+class _Server:
+  """A connection to a server, which lives in a thread of its own."""
+
+  def __init__(self, connect: Callable[[], Any], place: str, call_secs: float,
+               pause_secs: float):
+    self._connect, self._place = connect, place
+    self._call_secs, self._pause_secs = call_secs, pause_secs
+    self._lock = threading.Lock()  # one connection is made at a time
+    self._client: Any = None
+    self._end: asyncio.Event | None = None  # ends the connection
+    self._failed = False  # whether a call has failed since the last `wait`
+
+  def list_tools(self) -> list[Any]:
+    """Returns the server's descriptions of its tools."""
+    return self._wait_for(self._connected().list_tools()).tools
+
+  def call(self, name: str, batch: Sequence[dict[str, Any]]) -> list[Any]:
+    """Calls a tool with several arguments at the same time."""
+    try:
+      client = self._connected()
+    except Exception as error:  # a server that does not start again
+      self._failed = True
+      return [SearchError('unavailable', f'{self._place}: '
+                          f'{type(error).__name__}')] * len(batch)
+    futures = [asyncio.run_coroutine_threadsafe(
+        client.call_tool(name, arguments), _loop()) for arguments in batch]
+    return [self._result(future) for future in futures]
+
+  def wait(self) -> None:
+    """Returns at once if no call has failed, else once the server answers.
+
+    Raises:
+      ConnectionError: It has not answered for `pause_secs`.
+    """
+    start, pause = time.monotonic(), _FIRST_PAUSE_SECS
+    while self._failed:
+      try:
+        self.list_tools()
+        self._failed = False
+      except Exception as error:
+        self._drop()
+        left = start + self._pause_secs - time.monotonic()
+        if left <= 0:
+          raise ConnectionError(
+              f'the MCP server {self._place} must answer within pause_secs='
+              f'{self._pause_secs:g}, but failed with {type(error).__name__}: '
+              f'{error}. Start it, and run the same command to go on from the '
+              'last checkpoint.') from error
+        if pause == _FIRST_PAUSE_SECS:
+          print(f'Warning: the MCP server {self._place} fails, so the run is '
+                f'paused, up to {self._pause_secs:g} s.', file=sys.stderr)
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+  def _result(self, future: Any) -> ToolResult | SearchError:
+    """Returns what a call returned; a failed one drops the connection."""
+    import mcp
+    import mcp_types
+    try:
+      result = future.result(2 * self._call_secs)
+    except mcp.MCPError as error:
+      if error.code == mcp_types.INVALID_PARAMS:
+        return ToolResult(f'Error: {error.message}', is_error=True)
+      kind = ('timeout' if error.code == mcp_types.REQUEST_TIMEOUT
+              else 'unavailable')
+      return self._failure(kind, f'code {error.code}')
+    except TimeoutError:
+      return self._failure('timeout', f'after {2 * self._call_secs:g} s')
+    except Exception as error:  # whatever the SDK raises
+      return self._failure('unavailable', type(error).__name__)
+    texts = [part.text if part.type == 'text' else f'({part.type})'
+             for part in result.content]
+    return ToolResult('\n'.join(texts), is_error=bool(result.is_error))
+
+  def _failure(self, kind: str, detail: str) -> SearchError:
+    self._failed = True
+    self._drop()
+    return SearchError(kind, f'{self._place}: {detail}')
+
+  def _connected(self) -> Any:
+    """Returns the client, after connecting if there is none."""
+    with self._lock:
+      if self._client is None:
+        self._client = self._wait_for(self._start())
+      return self._client
+
+  async def _start(self) -> Any:
+    """Starts a task that holds the connection; returns its client."""
+    ready: asyncio.Future = asyncio.get_running_loop().create_future()
+    end = self._end = asyncio.Event()
+
+    async def hold():
+      try:
+        async with self._connect() as client:
+          ready.set_result(client)
+          await end.wait()
+      except BaseException as error:  # reported by `ready`, or at the next call
+        if not ready.done():
+          ready.set_exception(
+              error if isinstance(error, Exception) else ConnectionError())
+
+    task = asyncio.ensure_future(hold())
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
+    return await ready
+
+  def _drop(self) -> None:
+    """Ends the connection; the next call makes another one."""
+    with self._lock:
+      self._client = None
+      if self._end is not None:
+        _loop().call_soon_threadsafe(self._end.set)
+
+  def _wait_for(self, coroutine: Any) -> Any:
+    return asyncio.run_coroutine_threadsafe(
+        asyncio.wait_for(coroutine, self._call_secs), _loop()).result()
+
+
+_TASKS: set[Any] = set()  # which asyncio itself would not keep
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+  loop = asyncio.new_event_loop()
+  threading.Thread(target=loop.run_forever, daemon=True, name='mcp').start()
+  return loop

@@ -1,0 +1,99 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The tool `python`: a client of a sandbox server, never this process.
+
+The server has the interface of SandboxFusion: a POST of {"code", "language",
+"run_timeout"} to /run_code returns {"status", "run_result": {"stdout",
+"stderr", "status"}}.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent import futures
+import json
+from typing import Any
+
+from searchrl.search.remote import transport
+from searchrl.search.remote import wire
+from searchrl.trajectory import SearchError, Tool, ToolCall, ToolResult
+
+
+def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
+         run_secs: float = 5.0, connections: int = 16, token_env: str = '',
+         wiring: dict[str, Callable[..., Any]] | None = None,
+         **retries: Any) -> Tool:
+  """Returns the tool, which runs a program and returns what it prints.
+
+  Args:
+    urls: Complete addresses of sandbox servers; a call goes to any of them.
+    run_secs: Seconds that a program may run.
+    connections: Largest number of simultaneous requests.
+    token_env: Name of the environment variable whose value is sent as a bearer
+      token; '': none is sent.
+    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    **retries: Fields of `transport.RetryPolicy`.
+
+  Raises:
+    ValueError: An option is out of range, or the variable is not set.
+  """
+  if not run_secs > 0:
+    raise ValueError(f'run_secs must be above 0, but is {run_secs}. 5 is the '
+                     'usual.')
+  calls = transport.posting_json(
+      urls, token_env=token_env, response_bytes=2**20, wiring=wiring, **retries)
+  return Tool(
+      'python', 'Runs a Python program and returns what it prints.',
+      {'type': 'object', 'required': ['code'], 'additionalProperties': False,
+       'properties': {'code': {'type': 'string', 'description':
+                               'The program, which prints its results.'}}},
+      _Sandbox(calls, run_secs, connections))
+
+
+class _Sandbox:
+  """Runs the programs of a batch at the same time."""
+
+  def __init__(self, calls: transport.Transport, run_secs: float,
+               connections: int):
+    self._calls, self._run_secs = calls, run_secs
+    self._threads = futures.ThreadPoolExecutor(
+        connections, thread_name_prefix='sandbox')
+
+  def __call__(self, calls: Sequence[ToolCall]
+              ) -> list[ToolResult | SearchError]:
+    """Returns what each program prints, or a SearchError."""
+    return [*self._threads.map(
+        lambda call: self._run(call.arguments['code']), calls)]
+
+  def pop(self) -> dict[str, float]:
+    """Returns the metrics of the requests since the last call."""
+    return {name.replace('search/remote/', 'tool/python/'): value
+            for name, value in self._calls.pop().items()}
+
+  def wait(self) -> None:
+    """Waits until a server runs a program, if one has failed."""
+    self._calls.wait(lambda: self._run('print(1)'))
+
+  def _run(self, code: str) -> ToolResult | SearchError:
+    body = json.dumps({'code': code, 'language': 'python',
+                       'run_timeout': self._run_secs})
+    return self._calls.call(
+        read_result, body=body.encode('utf-8', 'replace'))
+
+
+def read_result(body: bytes) -> ToolResult:
+  """Returns what a program printed; what it raised is a result, too.
+
+  Raises:
+    Malformed: The body is no response of a sandbox.
+  """
+  record = wire.read_object(body, 'the response')
+  run = record.get('run_result')
+  if record.get('status') == 'SandboxError' or not isinstance(run, dict):
+    raise wire.Malformed('the sandbox ran no program.')
+  printed, error = run.get('stdout') or '', run.get('stderr') or ''
+  if not (isinstance(printed, str) and isinstance(error, str)):
+    raise wire.Malformed('stdout and stderr must be strings.')
+  failed = record.get('status') != 'Success'
+  if failed and run.get('status') == 'TimeLimitExceeded':
+    error = 'the program ran too long'
+  text = printed.strip() + (f'\nError: {error.strip()[-500:]}' if failed else '')
+  return ToolResult(text.strip() or 'It printed nothing.', is_error=failed)

@@ -1,0 +1,157 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the tools that a config names, checks calls, and binds them to a run.
+
+`TOOLS` has the built-in tools. Every other name is 'module:function', a
+function of a user, which is called in the same way (docs/extend.md).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import re
+from typing import Any
+
+import jsonschema
+
+from searchrl.runtime import plugins
+from searchrl.search import engine_wrappers
+from searchrl.trajectory import (
+    SearchError, SearchFn, Tool, ToolCall, ToolResult, is_search)
+
+TOOLS = {  # functions that return a Tool, or several
+    'open': 'searchrl.toolbox.documents:make',
+    'calculate': 'searchrl.toolbox.calculator:make',
+    'python': 'searchrl.toolbox.sandbox:make',
+    'mcp': 'searchrl.toolbox.mcp_client:make'}
+_RESERVED = ('think', 'information', 'answer', 'question', 'invalid',
+             'tool_call', 'tool_response')
+_NAME = re.compile(r'[A-Za-z][A-Za-z0-9_.-]{0,63}')
+_BOUND = ('corpus', 'tokenizer', 'result_tokens', 'seed')
+
+
+def make(names: Sequence[str], options: Mapping[str, Any], search: Tool,
+         engine: Callable[[str, dict[str, Any]], Tool]) -> tuple[Tool, ...]:
+  """Returns the tools of a config, in its order.
+
+  Args:
+    names: Names of config.tools: 'search', a search engine named 'search_' and
+      more, a key of TOOLS, 'module:function', or a name whose options say with
+      `tool` which of these it is.
+    options: Options of each tool by its name, as in config.tool_options.
+    search: The tool of the run's search engine.
+    engine: Function of a name and options that returns the tool of another
+      engine.
+
+  Raises:
+    ValueError: A name is unknown or given twice, an option is unknown, or a
+      function returns no tools.
+  """
+  unused = sorted(options.keys() - set(names))
+  if unused:
+    raise ValueError(
+        f'tool_options must be of names in tools, which are {", ".join(names)},'
+        f' but has {unused[0]!r}. Add it to tools, or remove its options.')
+  tools: list[Tool] = []
+  for name in names:
+    own_options = dict(options.get(name, {}))
+    if name == 'search':
+      tools.append(search)
+    elif is_search(name):
+      tools.append(engine(name, own_options))
+    else:
+      tools += _make(name, own_options)
+  _check(tools)
+  return tuple(tools)
+
+
+def _make(name: str, options: dict[str, Any]) -> Sequence[Tool]:
+  """Makes the tools of one name other than a search."""
+  kind = options.pop('tool', name)
+  if kind not in TOOLS and ':' not in kind:
+    raise ValueError(
+        f"tools must be of search, {', '.join(TOOLS)}, or 'module:function' of "
+        f'your own, but has {kind!r}. A name of your own says with '
+        f'tool_options.{name}.tool which of these it is.')
+  made = plugins.build(
+      TOOLS.get(kind, kind), options, field=f'tool_options.{name}',
+      ours=', '.join(TOOLS))
+  if isinstance(made, Tool):
+    return [made if name == kind or kind not in TOOLS else
+            dataclasses.replace(made, name=name)]
+  if not isinstance(made, Sequence) or not made or not all(
+      isinstance(tool, Tool) for tool in made):
+    raise ValueError(f'tools must name functions that return a Tool, or '
+                     f'several, but {kind} returned {made!r}.')
+  return made
+
+
+def _check(tools: Sequence[Tool]) -> None:
+  """Raises a ValueError for a name that a dialogue cannot write."""
+  names = [tool.name for tool in tools]
+  for tool in tools:
+    if not _NAME.fullmatch(tool.name) or tool.name.lower() in _RESERVED:
+      raise ValueError(
+          'a tool must have a name of letters, digits, _, . and - that is no '
+          f'tag of the protocol, but has {tool.name!r}. Rename it.')
+    if names.count(tool.name) > 1:
+      raise ValueError(
+          f'tools must have different names, but {tool.name!r} occurs twice. '
+          'Give one of them another name.')
+    try:
+      jsonschema.Draft202012Validator.check_schema(tool.parameters)
+    except jsonschema.SchemaError as error:
+      raise ValueError(
+          f'the parameters of tool {tool.name!r} must be a JSON schema, but '
+          f'are not: {error.message}. Correct them.') from error
+
+
+def bind(search: SearchFn, tools: Sequence[Tool], **run: Any) -> SearchFn:
+  """Returns the functions of a dialogue's tools, as one `toolset`.
+
+  Args:
+    search: The run's search engine.
+    tools: Tools of the dialogue.
+    **run: What a tool's `bind` may name: corpus, tokenizer, result_tokens and
+      seed.
+
+  Returns:
+    The search itself, if the dialogue has no other tool.
+  """
+  if [tool.name for tool in tools] == ['search']:
+    return search
+  functions: dict[str, Any] = {}
+  for tool in tools:
+    call: Any = search if tool.name == 'search' else tool.call
+    if tool.bind:
+      named = plugins.keywords(tool.bind)
+      call = tool.bind(**{key: run[key] for key in _BOUND if key in named})
+    functions[tool.name] = call if is_search(tool.name) else checked(tool, call)
+  return engine_wrappers.toolset(functions)
+
+
+def checked(tool: Tool, call: Callable[[Sequence[ToolCall]], Sequence[Any]]
+           ) -> engine_wrappers.Wrapped:
+  """Returns a tool's function, which only gets calls that fit its schema.
+
+  Another call has a result that says what is wrong, for the policy to read.
+  """
+  validator = jsonschema.Draft202012Validator(tool.parameters)
+
+  def call_checked(calls: Sequence[ToolCall]) -> list[ToolResult | SearchError]:
+    problems = [_problem(validator, call.arguments) for call in calls]
+    good = [c for c, problem in zip(calls, problems) if not problem]
+    results = list(call(good)) if good else []
+    if len(results) != len(good):
+      return results  # a wrong number of results is a failure of the tool
+    remaining = iter(results)
+    return [ToolResult(problem, is_error=True) if problem else next(remaining)
+            for problem in problems]
+
+  return engine_wrappers.Wrapped(call_checked, (call,))
+
+
+def _problem(validator: Any, arguments: Mapping[str, Any]) -> str:
+  """Returns a sentence about arguments that do not fit; '' if they do."""
+  error = jsonschema.exceptions.best_match(
+      validator.iter_errors(dict(arguments)))
+  return f'Error: wrong arguments: {error.message[:300]}.' if error else ''
