@@ -28,6 +28,7 @@ from searchrl.data import questions
 from searchrl.experiment import build
 from searchrl.experiment import model_folders
 from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
 from searchrl.jobs import demonstrate
 from searchrl.jobs import train
 from searchrl.models import families
@@ -36,7 +37,8 @@ from searchrl.models import weights
 from searchrl.rl import algorithms, masked
 from searchrl.search import engines
 from searchrl.search.corpus import Corpus
-from searchrl.trajectory import Action, Passage, Query, Trajectory, Turn
+from searchrl.trajectory import (
+    Action, Passage, Query, ToolCall, ToolResult, Trajectory, Turn)
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'extend.md'
 CORPUS = Corpus((Passage('a', 'Tarn', 'A river that joins another'),
@@ -227,6 +229,33 @@ def test_an_engine_says_what_it_loads_and_depends_on(tmp_path):
   fused = engines.parse('fusion', part)
   assert fused.local_model.path == 'here' and fused.depends_on_num_steps
   assert fused.deadline_secs(4) == 8.0
+
+
+def test_the_tool_converts_units():
+  listed = toolsets.listed({
+      'tools': ('search', 'my_tool:make'),
+      'tool_options': {'my_tool:make': {'rates': (('mile', 1.609),)}}})
+  made = model_folders.load_dialogue(
+      'searchrl.agent.dialogue:laptop', fakes.TOKENIZER, tools=listed)
+  action = made.parse('<km> {"n": 100, "unit": "mile"} </km>')
+  tools = toolsets.binder(made, fakes.TOKENIZER, result_tokens=9, seed=0)(
+      fakes.Search(), None).tools
+  call = lambda arguments: ToolCall('km', arguments, tiny.question())
+  right, wrong = tools['km']([
+      call(action.arguments), call({'n': 1, 'unit': 'foot'})])
+  assert right == ToolResult('160.9')
+  assert wrong.is_error and "'foot' is not one of" in wrong.text
+
+
+def test_the_mcp_server_converts_units(tmp_path):
+  pytest.importorskip('mcp')
+  options = {'command': [sys.executable, str(tmp_path / 'my_server.py')]}
+  _, tool = toolsets.listed({'tools': ('search', 'mcp'),
+                             'tool_options': {'mcp': options}})
+  assert tool.name == 'to_km' and tool.description == (
+      'Converts miles to kilometres.')
+  assert tool.call([ToolCall('to_km', {'miles': 100}, tiny.question())]) == [
+      ToolResult('160.9')]
 
 
 def test_the_dialogue_reads_lines():
