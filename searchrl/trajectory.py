@@ -323,7 +323,7 @@ class Batch:
   ref_logprobs: Float[Array, 'B T'] | None = None  # nats; from learner.score
   values: Float[Array, 'B T'] | None = None  # critic's; from learner.score
   weights: Float[Array, 'B T'] | None = None  # weights of SFT; None: all 1
-  # Only for algorithms that read turns. Of rows in the baseline, from 1; 0 for
+  # Only for algorithms that read turns; see `rl.turn_fields`. From 1; 0 for
   # tokens that the policy did not sample.
   turn_ids: Int[Array, 'B T'] | None = None
   # Reward of a turn at its last token; NaN there: the turn has none.
@@ -348,7 +348,6 @@ def collate(
     rows: int | None = None,
     pad_id: int = 0,
     mask_truncated: bool = False,
-    turns: bool = False,
 ) -> Batch:
   """Copies trajectories into arrays of fixed shapes, on the host, in order.
 
@@ -365,7 +364,6 @@ def collate(
     pad_id: Token id of the padding.
     mask_truncated: Flag that leaves trajectories that reached a limit out of
       the loss (DAPO's overlong filter). They stay in the baseline.
-    turns: Flag that also fills `turn_ids`, `turn_rewards` and `state_ids`.
 
   Returns:
     A Batch of numpy arrays.
@@ -407,36 +405,7 @@ def collate(
         mask_truncated and trajectory.stop_reason != 'answer')
     batch['on_policy'][row] = trajectory.policy_step == policy_step
   batch['loss_mask'] &= batch['in_loss'][:, None]
-  if turns:
-    batch |= _turns(trajectories, batch['group_ids'], rows, length)
   return Batch(**batch)
-
-
-def _turns(trajectories: Sequence[Trajectory], group_ids: np.ndarray, rows: int,
-           length: int) -> dict[str, np.ndarray]:
-  """Returns the fields of a Batch that say what belongs to which turn."""
-  turn_ids, state_ids = np.zeros((2, rows, length), np.int32)
-  turn_rewards = np.full((rows, length), np.nan, np.float32)
-  states: dict[Any, int] = {}
-  for row, trajectory in enumerate(trajectories):
-    if trajectory.stop_reason == 'search_error':
-      continue
-    rewards = trajectory.turn_rewards or (None,) * len(trajectory.turns)
-    end = len(trajectory.prompt_tokens)
-    # A state is a group and a prompt, or an earlier state and what was read.
-    state: Any = int(group_ids[row]), trajectory.prompt_tokens
-    for number, (turn, reward) in enumerate(
-        zip(trajectory.turns, rewards, strict=True), start=1):
-      start, end = end, end + len(turn.action_tokens)
-      state = states.setdefault(state, len(states))
-      if start < end:
-        turn_ids[row, start:end] = number
-        state_ids[row, start:end] = state
-        turn_rewards[row, end - 1] = np.nan if reward is None else reward
-      end += len(turn.observation_tokens)
-      state = state, turn.observation_tokens
-  return dict(turn_ids=turn_ids, turn_rewards=turn_rewards,
-              state_ids=state_ids)
 
 
 def _used(trajectory: Trajectory) -> int:

@@ -173,6 +173,6 @@ def scored(batch: Batch, field: str) -> Float[Array, 'B T']:
   if array is None:
     raise ValueError(
         f'batch.{field} must be scored before the loss, but is None. Fill it '
-        'with learner.score, with collate (turns=True) or with '
+        'with learner.score, with turn_fields.with_turns or with '
         'dataclasses.replace.')
   return array

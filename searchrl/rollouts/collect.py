@@ -21,6 +21,7 @@ from searchrl import trajectory as trajectory_lib
 from searchrl.models.inference import sampling
 from searchrl.rl import advantages
 from searchrl.rl import algorithms
+from searchrl.rl import turn_fields
 from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
@@ -256,12 +257,13 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
   """
   trajectories = [t for group in groups for t in group]
   group_of = algorithm.group_of
-  return trajectory_lib.collate(
+  batch = trajectory_lib.collate(
       trajectories, policy_step=policy_step, length=length,
       group_ids=[t.group if group_of is None else group_of(t.question)
                  for t in trajectories],
-      rows=rounds.questions * rounds.group_size, mask_truncated=mask_truncated,
-      turns=algorithm.reads_turns)
+      rows=rounds.questions * rounds.group_size, mask_truncated=mask_truncated)
+  return (turn_fields.with_turns(batch, trajectories)
+          if algorithm.reads_turns else batch)
 
 
 def _group_counts(complete: Sequence[Group], groups: Sequence[Group],

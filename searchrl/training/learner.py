@@ -26,6 +26,7 @@ from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
+from searchrl.rl import turn_fields
 from searchrl.rl.masked import Mean
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
@@ -227,7 +228,9 @@ class Learner:
     step = self.train_step
     batch = trajectory.collate(
         [], group_ids=[], policy_step=0, length=step.length,
-        rows=rows // self.minibatches, turns=step.algorithm.reads_turns)
+        rows=rows // self.minibatches)
+    if step.algorithm.reads_turns:
+      batch = turn_fields.with_turns(batch, [])
     scores: dict[str, Any] = dict.fromkeys(
         (*step.algorithm.needs, *['old_logprobs'] * self.scores_old),
         np.zeros(batch.tokens.shape, np.float32))
