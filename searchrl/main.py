@@ -37,6 +37,7 @@ from searchrl.runtime import devices
 from searchrl.runtime import error_logging
 from searchrl.runtime import folder_lock
 from searchrl.runtime import foreign_names
+from searchrl.runtime import log
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import run_store
@@ -66,7 +67,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
   except (ValueError, OSError) as error:
     _refuse(error)
   with _exit_codes(workdir):
-    _start()
+    _start(options.verbosity)
     job = _job(config, options)
     with folder_lock.release_at_end(), run_store.opened(workdir) as folder:
       job(config, folder)
@@ -121,6 +122,10 @@ def _parser() -> argparse.ArgumentParser:
       '--show_prompt', nargs='?', const='text', choices=('text', 'tokens'),
       help='Print the prompt and the other texts of the dialogue, as one text '
       'or with the id of each token, and end.')
+  parser.add_argument(
+      '--verbosity', choices=log.LEVELS, default='info',
+      help='Level of the messages on stderr. warning: also without the bar; '
+      'debug: with times, and with what other packages say.')
   for name, text in (
       ('plan', 'Print how much memory the run needs, and end.'),
       ('allow_changes', 'Continue in a directory whose config was different.'),
@@ -175,11 +180,13 @@ def _workdir(options: argparse.Namespace) -> str:
   return workdir
 
 
-def _start() -> None:
+def _start(verbosity: str) -> None:
   """Prepares the process: signals, logs, threads and the compilation cache."""
   signals.raise_at_sigterm()
   logging.use_absl_handler()
-  logging.set_verbosity(logging.WARNING)  # Orbax logs every save
+  log.set_level(verbosity)
+  logging.set_verbosity(  # Orbax logs every save
+      verbosity if verbosity in ('debug', 'error') else 'warning')
   if not os.environ.get('SEARCHRL_TRACEBACK'):
     error_logging.drop_repeated_errors()
   cache = pathlib.Path(os.environ.get(
@@ -197,7 +204,7 @@ def _start() -> None:
   devices.make_threads()
   with progress.phase('Waiting for the other processes'):
     processes.initialize()
-  progress.DISPLAY.speaks = processes.is_first
+  progress.DISPLAY.speaks = lambda: processes.is_first() and log.informs()
 
 
 def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:

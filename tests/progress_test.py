@@ -2,8 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """progress: phases that last, one bar at a time, and seconds by phase."""
 
+import contextlib
+import fcntl
 import io
+import os
+import re
+import struct
+import subprocess
 import sys
+import termios
 import threading
 
 import pytest
@@ -145,21 +152,91 @@ def test_steps_in_a_file_are_a_line_each_unless_they_are_fast(
   bar = progress.ProgressBar(200, 10)
   for _ in range(3):  # 10 s a step
     pass_time(display, clock, 10)
-    bar.update(outcome=0.3125, mixed=0.5, searches=2.125,
-               tokens_per_sec=12345.6)
+    bar.update(reward=0.3125, searches=2.125, tokens_per_sec=12345.6,
+               mixed=0.5)
   for _ in range(20):
     pass_time(display, clock, 0.25)
-    bar.update(outcome=0.5)
+    bar.update(reward=0.5)
   bar.close()
   assert all(len(line) < 80 for line in screen.lines)
   assert screen.lines == [
-      'step 11/200  outcome 0.31  mixed 50%  searches 2.1  12,346 tok/s  '
+      'step 11/200  reward 0.31  searches 2.1  12,346 tok/s  mixed 50%  '
       'ETA 0:31:30',
-      'step 12/200  outcome 0.31  mixed 50%  searches 2.1  12,346 tok/s  '
+      'step 12/200  reward 0.31  searches 2.1  12,346 tok/s  mixed 50%  '
       'ETA 0:31:20',
-      'step 13/200  outcome 0.31  mixed 50%  searches 2.1  12,346 tok/s  '
+      'step 13/200  reward 0.31  searches 2.1  12,346 tok/s  mixed 50%  '
       'ETA 0:31:10',
-      'step 33/200  outcome 0.50  ETA 0:04:14', '']
+      'step 33/200  reward 0.50  ETA 0:04:14', '']
+
+
+def test_a_long_run_has_some_hundred_lines_in_a_file(clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  monkeypatch.setattr(progress, 'DISPLAY', display)
+  bar = progress.ProgressBar(5000)
+  for _ in range(5000):
+    clock.now += 60
+    bar.update(reward=0.5)
+  assert 190 <= len(screen.lines) <= 210
+  assert screen.lines[-2].startswith('step 5000/5000  reward 0.50')
+  bar.close()
+
+
+RUN = '''
+import time
+from searchrl.runtime import processes, progress
+bar = progress.ProgressBar(1728, unit='rollout')
+for done in range(0, 1728, 72):
+  time.sleep(0.02)
+  bar.update(done, reward=0.7253, searches=2.083, tokens_per_sec=124619.2,
+             mixed=0.553)
+  if done == 720:
+    processes.say('Warning: something.')
+bar.update(1728, reward=0.8, searches=2.5, tokens_per_sec=124619.2, mixed=0.5)
+bar.close()
+'''
+
+
+def in_terminal(columns):
+  """Returns what a program writes to a terminal of so many columns."""
+  ours, theirs = os.openpty()
+  fcntl.ioctl(theirs, termios.TIOCSWINSZ,
+              struct.pack('HHHH', 24, columns, 0, 0))
+  environment = {name: value for name, value in os.environ.items()
+                 if name != 'COLUMNS'}
+  with subprocess.Popen([sys.executable, '-c', RUN], stderr=theirs,
+                        env=environment) as process:
+    os.close(theirs)
+    written = b''
+    with contextlib.suppress(OSError):  # the other end is closed
+      while part := os.read(ours, 1 << 16):
+        written += part
+  os.close(ours)
+  assert process.returncode == 0
+  screen = Screen(True)
+  screen.write(written.decode().replace('\r\n', '\n'))
+  return screen
+
+
+def test_a_run_draws_one_line_in_a_terminal_of_80_columns():
+  screen = in_terminal(80)
+  assert screen.lines[0] == 'Warning: something.'
+  bar, = screen.lines[1:-1]
+  assert re.fullmatch(
+      r'rollout 1728/1728 \|█{4,}\| 00:0\d<00:00  reward 0.80  searches 2.5  '
+      '124,619 tok/s', bar)
+  drawn = [text.replace('\x1b[K', '') for line in screen.getvalue().split('\n')
+           for text in line.split('\r')]
+  assert len(drawn) > 10 and max(map(len, drawn)) < 80
+
+
+def test_a_run_has_few_lines_in_a_pipe():
+  done = subprocess.run([sys.executable, '-c', RUN], stderr=subprocess.PIPE,
+                        text=True, check=True)
+  first, warning, last = done.stderr.splitlines()
+  assert first.startswith('rollout 0/1728  reward 0.73  searches 2.1  124,619 ')
+  assert warning == 'Warning: something.'
+  assert last == ('rollout 1728/1728  reward 0.80  searches 2.5  124,619 tok/s'
+                  '  ETA 0:00:00')
 
 
 def test_a_slow_step_in_a_file_says_what_it_does(clock, monkeypatch):
@@ -186,8 +263,8 @@ def test_an_evaluation_leaves_the_bar_of_a_terminal_whole(
   bar = progress.ProgressBar(1728, unit='rollout')
   for done in (144, 288):
     pass_time(display, clock, 7)
-    bar.update(done, outcome=0.7253, mixed=0.553, searches=2.083,
-               tokens_per_sec=4619.2)
+    bar.update(done, reward=0.7253, searches=2.083, tokens_per_sec=4619.2,
+               mixed=0.553)
     evaluation = display.begin('Evaluating after step 2', total=384,
                                unit='answer')
     pass_time(display, clock, 2)
@@ -204,7 +281,8 @@ def test_an_evaluation_leaves_the_bar_of_a_terminal_whole(
   bar_line = screen.lines[-1]
   assert bar_line.startswith('rollout 288/1728 |█')
   if columns >= 80:
-    assert '00:26<02:10  outcome 0.73  mixed 55%' in bar_line
+    assert ('00:26<02:10  reward 0.73  searches 2.1  4,619 tok/s' in
+            bar_line)
   for text in screen.getvalue().replace('\n', '\r').split('\r'):
     assert len(text.replace('\x1b[K', '')) < columns
   bar.close()
@@ -216,12 +294,12 @@ def test_a_bar_names_what_a_slow_step_does_now(clock, monkeypatch):
   display, screen = displayed(True, clock, monkeypatch)
   monkeypatch.setattr(progress, 'DISPLAY', display)
   bar = progress.ProgressBar(36)
-  bar.update(outcome=0.5)
+  bar.update(reward=0.5)
   sampling = display.begin('sampling', is_quiet=True)
   pass_time(display, clock, 1)
   assert 'sampling' not in screen.lines[-1]
   pass_time(display, clock, 11)
-  assert '  sampling 12 s  outcome 0.50' in screen.lines[-1]
+  assert '  sampling 12 s  reward 0.50' in screen.lines[-1]
   display.end(sampling)
   display.tick()
   assert 'sampling' not in screen.lines[-1]
@@ -235,7 +313,7 @@ def test_only_the_first_process_prints(clock, monkeypatch):
   pass_time(display, clock, 40)
   display.end(phase)
   monkeypatch.setattr(progress, 'DISPLAY', display)
-  progress.ProgressBar(5, enabled=False).update(outcome=0.5)
+  progress.ProgressBar(5, enabled=False).update(reward=0.5)
   assert screen.getvalue() == ''
 
 

@@ -301,10 +301,10 @@ def _progress_bar(progress: Progress, options: Any) -> Iterator[
       enabled=options.progress and processes.is_first(),
       unit=unit.removesuffix('s'))) as bar:
     yield lambda progress, values: bar.update(
-        getattr(progress, unit), outcome=values['critic/score/mean'],
-        mixed=values['data/frac_group_mixed'],
+        getattr(progress, unit), reward=values['critic/rewards/mean'],
         searches=values['search/calls_per_traj'],
-        tokens_per_sec=values['perf/throughput'])
+        tokens_per_sec=values['perf/throughput'],
+        mixed=values['data/frac_group_mixed'])
 
 
 def _is_due(progress: Progress, options: Any) -> bool:

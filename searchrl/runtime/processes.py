@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 import itertools
 import json
 import os
-import sys
 from typing import Any
 import zlib
 
@@ -24,6 +23,7 @@ from jax._src import cloud_tpu_init  # private; used only in this file
 from jax._src import clusters
 from jax._src import distributed
 
+from searchrl.runtime import log
 from searchrl.runtime import progress
 
 TIMEOUT_SECS = 600  # default for a meeting, since rollouts differ in length
@@ -79,10 +79,14 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def say(text: str, file: Any = None) -> None:
-  """Prints on the first process only, by default to stderr."""
-  if is_first():
-    with progress.hidden():
-      print(text, file=file or sys.stderr, flush=True)
+  """Logs a text, or prints it to a file, on the first process only."""
+  if not is_first():
+    return
+  if file is None:
+    log.say(text)
+    return
+  with progress.hidden():
+    print(text, file=file, flush=True)
 
 
 def count() -> int:

@@ -30,10 +30,11 @@ T = TypeVar('T')
 # Age at which a phase is announced.
 WAIT_SECS = float(os.environ.get('SEARCHRL_ANNOUNCE_SECS') or 1.0)
 EVERY_SECS = 30.0  # time between lines of one phase in a file
-_STEP_SECS = 5.0  # the same for the steps of a run
+_STEP_SECS = 5.0  # the same for the steps of a run, at least
+_LINES = 200  # lines of all steps of a run in a file, at most
 _LONG_SECS = 5.0  # age from which the end of a phase is announced
 _TICK_SECS = 0.25  # time between two looks at the phases
-_BAR = 6, 20  # smallest and largest number of cells of a bar
+_BAR = 4, 20  # smallest and largest number of cells of a bar
 _COLUMNS = 79  # width of a line, if that of the terminal is not known
 
 
@@ -90,9 +91,15 @@ class Phase:
 
   def left(self, now: float) -> datetime.timedelta:
     """Returns the time that the rest takes at the pace so far."""
-    pace = self.secs(now) / max(self.done - self.initial, 1)
     return datetime.timedelta(
-        seconds=round(pace * max(self.total - self.done, 0)))
+        seconds=round(self._pace(now) * max(self.total - self.done, 0)))
+
+  def all(self, now: float) -> float:
+    """Returns the seconds that all units take at the pace so far."""
+    return self._pace(now) * self.total
+
+  def _pace(self, now: float) -> float:
+    return self.secs(now) / max(self.done - self.initial, 1)
 
   def end(self, now: float) -> str:
     """Returns what is said at the end of the phase."""
@@ -157,7 +164,7 @@ class Display:
         return
       if self._is_terminal():
         self._draw(now)
-      elif (now - phase.last_line >= _STEP_SECS
+      elif (now - phase.last_line >= max(_STEP_SECS, phase.all(now) / _LINES)
             or phase.done == phase.total):
         phase.last_line = now
         self._line(phase.step(now))
@@ -374,10 +381,10 @@ class ProgressBar:
   """
 
   FORMATS = {  # formats used by `update`; other fields: name and value
-      'outcome': 'outcome {:.2f}',  # mean, in [0, 1]
-      'mixed': 'mixed {:.0%}',  # share of groups with mixed outcomes
+      'reward': 'reward {:.2f}',  # mean
       'searches': 'searches {:.1f}',  # per question
       'tokens_per_sec': '{:,.0f} tok/s',
+      'mixed': 'mixed {:.0%}',  # share of groups with mixed outcomes
   }
 
   def __init__(self, total: int, initial: int = 0, *, enabled: bool = True,

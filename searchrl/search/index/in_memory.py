@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 import dataclasses
 import functools
-import sys
 from typing import Any
 
+from searchrl.runtime import log
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import approximate
 from searchrl.search.index import dense
@@ -135,7 +135,7 @@ def _sorted(backend: str, graph: Mapping[str, int]
 
 @functools.cache
 def _say_once(text: str) -> None:
-  print(text, file=sys.stderr, flush=True)
+  log.say(text)
 
 
 @functools.lru_cache(maxsize=4)  # indexes of training and a few evaluation sets

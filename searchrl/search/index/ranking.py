@@ -29,6 +29,7 @@ import types
 from typing import TypeVar
 import weakref
 
+from searchrl.runtime import log
 from searchrl.search.index import maxscore
 
 Task = TypeVar('Task')
@@ -137,7 +138,7 @@ class Ranking:
 
 
 def _warn(text: str) -> None:
-  print(f'Warning: {text}', file=sys.stderr, flush=True)
+  log.say(f'Warning: {text}')
 
 
 def cores() -> int:

@@ -15,12 +15,12 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import random
-import sys
 import threading
 import time
 from typing import Any, TypeVar
 import urllib.parse
 
+from searchrl.runtime import log
 from searchrl.search import engine_wrappers
 from searchrl.search.remote import http_request
 from searchrl.search.remote import wire
@@ -124,8 +124,7 @@ class Transport:
       response_bytes: int, headers: Mapping[str, str], proxy: str = '',
       clock: Callable[[], float] = time.monotonic,
       sleep: Callable[[float], None] = time.sleep,
-      warn: Callable[[str], None] = lambda text: print(
-          text, file=sys.stderr, flush=True)):
+      warn: Callable[[str], None] = log.say):
     _check_urls(urls)
     self._servers = [_Server(url) for url in urls]
     self._policy, self._sleep, self._warn = policy, sleep, warn
