@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
@@ -41,22 +41,6 @@ class Request:
   # Number shared by samples that are requested together. It does not affect
   # randomness.
   group: int = 0
-
-
-class Segment(NamedTuple):
-  """A part of a conversation that is encoded on its own, as a turn is."""
-
-  text: str
-  trained: bool  # True: trained on; False: only read
-  special: bool = True  # True: special tokens in the text become their ids
-  ids: tuple[int, ...] = ()  # ids in place of a text that cannot be encoded
-
-  @property
-  def record(self) -> dict[str, Any]:
-    """The segment as files have it, without what is the default."""
-    fields = {'text': self.text, 'trained': self.trained}
-    return fields | ({} if self.special else {'special': False}) | (
-        {'ids': list(self.ids)} if self.ids else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +83,7 @@ SearchFn = Callable[[Sequence[Query]], Sequence[Passages | SearchError]]
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
-  """A call of a tool other than a search, and the trajectory that it is from.
-
-  A tool that reads more than its arguments is a function of the other fields,
-  as an engine is one of a Query's.
-  """
+  """A call of a tool other than a search, and the trajectory that it is from."""
 
   tool: str
   arguments: Mapping[str, Any]
@@ -118,8 +98,7 @@ class ToolCall:
 class ToolResult:
   """The text that a tool returns; the policy reads it as data.
 
-  A call that the policy got wrong has a result that says so. A tool that is out
-  of service has none, but a SearchError, which ends the trajectory.
+  A tool that is out of service has none, but a SearchError.
   """
 
   text: str

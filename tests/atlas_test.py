@@ -18,7 +18,7 @@ from searchrl.data import questions as questions_lib
 from searchrl.jobs import atlas_data
 from searchrl.search import corpus as corpora
 from searchrl.search.index import bm25
-from searchrl.normalisation import normalise
+from searchrl.texts import normalise
 from searchrl.trajectory import Passage, Query, Question
 from searchrl.world import atlas_facts
 from searchrl.world import atlas_names

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from searchrl.data import conversations
-from searchrl.trajectory import Segment
+from searchrl.texts import Segment
 
 USER = {'role': 'user', 'content': 'Hi.'}
 SAID = {'role': 'assistant', 'content': 'Hello.'}

@@ -16,7 +16,8 @@ from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
 from searchrl.agent import tools
 from searchrl.agent import transcripts
-from searchrl.trajectory import Action, Passage, Segment, Trajectory, Turn
+from searchrl.texts import Segment
+from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
 TOKENIZERS = {'qwen2': chats.qwen(), 'qwen3': chats.qwen(chats.QWEN3),
               'llama3': chats.llama(),

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'searchrl'
 FLOORS = (  # a room imports rooms of lower floors only, and only its row's
-    ('trajectory', 'normalisation', 'packing', 'runtime'),
+    ('trajectory', 'texts', 'packing', 'runtime'),
     ('agent', 'search', 'world', 'rl', 'models', 'main', '__init__'),
     ('rollouts', 'training', 'encoders', 'data', 'toolbox'),
     ('evaluation', 'serving'),
@@ -19,12 +19,12 @@ FLOORS = (  # a room imports rooms of lower floors only, and only its row's
 )
 MAY_IMPORT = {  # room -> rooms of ours, besides itself
     'trajectory': (),
-    'normalisation': (),
+    'texts': (),
     'packing': (),
     'runtime': (),
-    'agent': ('trajectory', 'normalisation'),
+    'agent': ('trajectory', 'texts'),
     'search': ('runtime', 'trajectory'),
-    'world': ('trajectory', 'normalisation'),
+    'world': ('trajectory', 'texts'),
     'rl': ('trajectory',),
     'models': ('trajectory', 'packing'),
     'main': ('runtime',),  # the job is named by the config
@@ -32,7 +32,7 @@ MAY_IMPORT = {  # room -> rooms of ours, besides itself
     'rollouts': ('agent', 'search', 'rl', 'models', 'runtime', 'trajectory'),
     'training': ('rl', 'models', 'runtime', 'trajectory', 'packing'),
     'encoders': ('models', 'search', 'runtime'),
-    'data': ('search', 'world', 'runtime', 'trajectory', 'normalisation'),
+    'data': ('search', 'world', 'runtime', 'trajectory', 'texts'),
     'toolbox': ('search', 'runtime', 'trajectory'),
     'evaluation': ('rollouts', 'data', 'agent', 'runtime', 'trajectory'),
     'serving': ('rollouts', 'search', 'models', 'runtime', 'trajectory'),
@@ -43,7 +43,7 @@ MAY_IMPORT = {  # room -> rooms of ours, besides itself
     'jobs': (
         'experiment', 'evaluation', 'serving', 'rollouts', 'training',
         'encoders', 'data', 'agent', 'search', 'world', 'models', 'runtime',
-        'trajectory'),
+        'trajectory', 'texts'),
     'papers': (
         'experiment', 'evaluation', 'serving', 'rollouts', 'training',
         'encoders', 'data', 'agent', 'search', 'world', 'rl', 'models',
@@ -187,7 +187,7 @@ def test_the_house_is_no_corridor():
 
 @pytest.mark.parametrize('file, source, remedy', [
     ('agent/x.py', 'from searchrl.models import engine',
-     'agent may import only: agent trajectory normalisation. Pass it in as an argument.'),
+     'agent may import only: agent trajectory texts. Pass it in as an argument.'),
     ('world/x.py', 'from searchrl.jobs import ask',
      'Pass it in as an argument.'),
     ('experiment/x.py', 'from searchrl.papers.dr_zero import proposals',

@@ -14,7 +14,7 @@ import numpy as np
 
 from searchrl.agent import rewards
 from searchrl.agent.dialogue import Dialogue
-from searchrl.normalisation import normalise
+from searchrl.texts import normalise
 from searchrl.trajectory import Action, Question, Request, Trajectory, Turn
 
 _SEEK = ('I need to find: {}.', 'I look up: {}.', 'I have to know: {}.',

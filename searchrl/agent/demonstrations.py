@@ -7,7 +7,8 @@ import collections
 from typing import Any
 
 from searchrl.agent import transcripts
-from searchrl.trajectory import Segment, Trajectory, Turn
+from searchrl.texts import Segment
+from searchrl.trajectory import Trajectory, Turn
 
 
 def right(trajectories: Sequence[Trajectory],

@@ -18,7 +18,7 @@ import dataclasses
 import re
 
 from searchrl.agent import formats
-from searchrl.normalisation import normalise
+from searchrl.texts import normalise
 from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
 RewardFn = Callable[[Trajectory], float | Scores]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
-from searchrl.trajectory import Segment
+from searchrl.texts import Segment
 
 
 class Transcript(NamedTuple):

@@ -23,7 +23,7 @@ import pathlib
 from typing import Any
 
 from searchrl.data import jsonl
-from searchrl.trajectory import Segment
+from searchrl.texts import Segment
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from searchrl.normalisation import normalise
+from searchrl.texts import normalise
 
 # Keys that hold the answers of a mapping: Search-R1's target (verl's
 # ground_truth), TriviaQA's value and aliases, SQuAD's text, KILT's answer.

@@ -13,7 +13,7 @@ import numpy as np
 
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
-from searchrl.trajectory import Segment
+from searchrl.texts import Segment
 from searchrl.world import facts
 from searchrl.world import teacher
 from searchrl.world import text

@@ -42,7 +42,7 @@ from searchrl.training import learner as learners
 from searchrl.training import optimizer as optimizers
 from searchrl.training import supervised
 from searchrl.training.supervised import Document
-from searchrl.trajectory import Segment
+from searchrl.texts import Segment
 
 _FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
          'train.save_every', 'train.progress', 'train.loggers',

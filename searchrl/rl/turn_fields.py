@@ -40,5 +40,6 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory]) -> Batch:
         turn_rewards[row, end - 1] = np.nan if reward is None else reward
       end += len(turn.observation_tokens)
       state = state, turn.observation_tokens
-  return dataclasses.replace(
-      batch, turn_ids=turn_ids, turn_rewards=turn_rewards, state_ids=state_ids)
+  fields: dict[str, Any] = dict(  # numpy, like all of a Batch on the host
+      turn_ids=turn_ids, turn_rewards=turn_rewards, state_ids=state_ids)
+  return dataclasses.replace(batch, **fields)

@@ -17,6 +17,7 @@ from searchrl.search import engine_wrappers
 from searchrl.search import fusion
 from searchrl.search import noise
 from searchrl.search import rerank
+from searchrl.search import snippets
 from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
 from searchrl.search.index import bm25_files
@@ -200,6 +201,12 @@ def _rerank(_: Any, *, parts: tuple[SearchFn, ...], load_judge: LoadJudge,
       parts[0], load_judge(model, **options), candidates=candidates), parts)
 
 
+def _snippets(_: Any, *, parts: tuple[SearchFn, ...], sentences: int = 1
+             ) -> SearchFn:
+  return engine_wrappers.Wrapped(
+      snippets.shown(parts[0], sentences=sentences), parts)
+
+
 def _cache(_: Any, *, parts: tuple[SearchFn, ...],
            fingerprint: Callable[[], str], index: str = '', **options: Any
            ) -> SearchFn:
@@ -222,6 +229,8 @@ ENGINES = {
                      needs_corpus=False),
     'rerank': Engine(_rerank, ('model', 'max_length', 'batch', 'candidates'),
                      inner='engine', needs_corpus=False, is_identified=False),
+    'snippets': Engine(_snippets, ('sentences',), inner='engine',
+                       needs_corpus=False),
     'cache': Engine(_cache, ('path', 'entries', 'index'),
                     inner='engine', needs_corpus=False, is_identified=False),
 }

@@ -76,13 +76,22 @@ def _make(name: str, options: dict[str, Any]) -> Sequence[Tool]:
       TOOLS.get(kind, kind), options, field=f'tool_options.{name}',
       ours=', '.join(TOOLS))
   if isinstance(made, Tool):
-    return [made if name == kind or kind not in TOOLS else
-            dataclasses.replace(made, name=name)]
+    return [dataclasses.replace(made, name=name) if name != kind else made]
   if not isinstance(made, Sequence) or not made or not all(
       isinstance(tool, Tool) for tool in made):
     raise ValueError(f'tools must name functions that return a Tool, or '
                      f'several, but {kind} returned {made!r}.')
   return made
+
+
+def built_in(name: str, options: Mapping[str, Any]) -> Tool:
+  """Returns a built-in tool.
+
+  Raises:
+    ValueError: There is no such tool, or it refuses its options.
+  """
+  tool, = _make(name, dict(options))
+  return tool
 
 
 def _check(tools: Sequence[Tool]) -> None:

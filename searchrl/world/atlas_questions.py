@@ -17,7 +17,7 @@ from typing import Any
 from searchrl.world import atlas_facts
 from searchrl.world import atlas_passages
 from searchrl.world.atlas_facts import Atlas, Fact
-from searchrl.normalisation import normalise
+from searchrl.texts import normalise
 from searchrl.trajectory import Passage
 
 Search = Callable[[str], Iterable[Passage]]

@@ -17,7 +17,7 @@ from searchrl.world import facts
 from searchrl.world import hard
 
 Split = Literal['train', 'test', '']  # '': all common knowledge
-_STATEMENTS = {  # {s} subject, {o} object
+STATEMENTS = {  # {s} subject, {o} object
     'birthplace': ('{s} was born in {o}.', '{o} is the birthplace of {s}.',
                    'The home town of {s} is {o}.',
                    '{s} came into the world in {o}.'),
@@ -53,7 +53,7 @@ PHRASES = {  # "the" + phrase + subject
     'publisher': ('publisher of', 'company that published', 'firm behind'),
 }
 ASKS = ('What is the {}?', 'Name the {}.', 'Find the {}.')
-_DISTRACTORS = {
+DISTRACTORS = {
     'person': ('{s} likes to travel to {city}.', '{s} plays chess at home.',
                '{s} is an old friend of {person}.', '{s} once read {book}.'),
     'city': ('{s} holds a large market in spring.', '{s} has a famous tower.',
@@ -102,10 +102,10 @@ def _article(world: facts.World, kind: str, name: str, rng: np.random.Generator
   """Returns a name, a text of its facts and some distractors, and the facts."""
   relations = [r for r, (s, _) in facts.RELATIONS.items() if s == kind]
   sentences = [
-      str(rng.choice(_STATEMENTS[r])).format(s=name, o=world.facts[name, r])
+      str(rng.choice(STATEMENTS[r])).format(s=name, o=world.facts[name, r])
       for r in relations]
   count = int(rng.integers(0, 3)) if relations else 2
-  for form in rng.choice(_DISTRACTORS[kind], count, replace=False):
+  for form in rng.choice(DISTRACTORS[kind], count, replace=False):
     others = {k: str(rng.choice([n for n in group if n != name] or [name]))
               for k, group in world.entities.items() if '{%s}' % k in form}
     sentences.append(str(form).format(s=name, **others))

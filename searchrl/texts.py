@@ -1,9 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a text in which answers and gold answers are compared."""
+"""Parts of a conversation as texts, and the form in which answers are compared.
+"""
 
 import re
 import string
+from typing import Any, NamedTuple
 import unicodedata
 
 # Soft hyphens, joiners, marks of direction and byte-order marks show nothing.
@@ -28,3 +30,19 @@ def normalise(text: str) -> str:
     text = ''.join(piece if n % 2 else unicodedata.normalize('NFC', piece)
                    for n, piece in enumerate(pieces))
   return ' '.join(_ARTICLES.sub(' ', text).split())
+
+
+class Segment(NamedTuple):
+  """A part of a conversation that is encoded on its own, as a turn is."""
+
+  text: str
+  trained: bool  # True: trained on; False: only read
+  special: bool = True  # True: special tokens in the text become their ids
+  ids: tuple[int, ...] = ()  # ids in place of a text that cannot be encoded
+
+  @property
+  def record(self) -> dict[str, Any]:
+    """The segment as files have it, without what is the default."""
+    fields = {'text': self.text, 'trained': self.trained}
+    return fields | ({} if self.special else {'special': False}) | (
+        {'ids': list(self.ids)} if self.ids else {})

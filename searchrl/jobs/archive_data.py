@@ -1,0 +1,153 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes an archive: documents, questions that need tools, demonstrations.
+
+See configs/archive.py and docs/tools.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import hashlib
+import itertools
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+
+from searchrl.agent import demonstrations
+from searchrl.data import jsonl
+from searchrl.experiment import config_checks
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
+from searchrl.rollouts import scripted
+from searchrl.runtime import processes
+from searchrl.runtime import workdir as workdirs
+from searchrl.search import corpus as corpora
+from searchrl.trajectory import Question, Request, ToolCall
+from searchrl.world import archive
+
+NEAR, DEEP = 'near', 'deep'  # a fact on the first page, or on a later one
+SETS = (NEAR, DEEP, *archive.KINDS[1:])
+_LATER_ARCHIVE = 1000  # added to the seed of the demonstrations' archive
+
+
+def run(config, workdir: str) -> None:
+  """Writes corpus.jsonl, train.jsonl, a test file per kind, demonstrations.
+
+  The demonstrations are about another archive, so that no answer is shown.
+
+  Raises:
+    ValueError: A field is out of its range.
+  """
+  config_checks.check(config)
+  folder = pathlib.Path(workdir)
+  workdirs.Workdir(folder, config).prepare()
+  if not processes.is_first():
+    return
+  model, options = policy.folder_of(config), config.archive
+  towns = archive.towns(config.seed, options.towns)
+  corpus = _corpus(towns)
+  page_of = _pages(config, model, corpus)
+  split = round(options.test_share * len(towns))
+  jsonl.write(folder / 'corpus.jsonl', (
+      {'id': p.id, 'title': p.title, 'text': p.text} for p in corpus))
+  for name, part, count in (('train', towns[split:], options.train_per_kind),
+                            ('test', towns[:split], options.test_per_kind)):
+    drawn = dict(_questions(part, count, config.seed, name, page_of))
+    if name == 'train':
+      jsonl.write(folder / 'train.jsonl', map(
+          _row, itertools.chain(*zip(*drawn.values()))))
+      continue
+    for kind, questions in drawn.items():
+      jsonl.write(folder / f'test_{kind}.jsonl', map(_row, questions))
+  written = _demonstrate(config, model)
+  jsonl.write(folder / 'demonstrations.jsonl', written)
+  processes.say(
+      f'{folder}: {len(corpus)} documents, questions of {len(SETS)} kinds, '
+      f'{len(written)} demonstrations.', sys.stdout)
+
+
+def _corpus(towns: Sequence[archive.Town]) -> corpora.Corpus:
+  return corpora.Corpus(tuple(
+      town.passage(number) for number, town in enumerate(towns)))
+
+
+def _pages(config, model: Any, corpus: corpora.Corpus) -> Any:
+  """Returns the function (town, text) -> number of the page that has it."""
+  tool, = (t for t in model.dialogue.tools if t.name == 'open')
+  read = tool.bind(corpus=corpus, tokenizer=model.tokenizer,
+                   result_tokens=policy.budgets_of(config).result_tokens)
+  row_of = {passage.title: passage.id for passage in corpus}
+
+  def page_of(town: archive.Town, text: str) -> int:
+    question = Question('', '', ())
+    result, = read([ToolCall('open', {'id': row_of[town.name], 'find': text},
+                             question)])
+    return 0 if result.is_error else int(
+        result.text.split('(page ')[1].split()[0])
+
+  return page_of
+
+
+def _questions(towns: Sequence[archive.Town], count: int, seed: int, name: str,
+               page_of: Any) -> Iterator[tuple[str, list[Question]]]:
+  """Yields the questions of each set; a fact's depends on its page."""
+  rng = np.random.default_rng([seed, 32, len(name)])
+  for kind in SETS:
+    drawn: dict[str, archive.Problem] = {}
+    is_fact = kind in (NEAR, DEEP)
+    for problem in archive.problems(towns, 'fact' if is_fact else kind, rng):
+      if is_fact:
+        page = page_of(problem.towns[0], problem.answer)
+        if (page == 1) != (kind == NEAR) or not page:
+          continue  # a name that is cut by a page's end is on none
+      drawn.setdefault(problem.wording, problem)
+      if len(drawn) == count:
+        break
+    yield kind, [archive.question(problem, f'{name}-{kind}-{number}', kind)
+                 for number, problem in enumerate(drawn.values())]
+
+
+def _row(question: Question) -> dict[str, Any]:
+  return {'id': question.uid, 'question': question.text,
+          'golden_answers': list(question.answers),
+          'data_source': question.data_source,
+          'metadata': {'hops': question.hops}}
+
+
+def _demonstrate(config, model: Any) -> list[dict[str, Any]]:
+  """Returns demonstrations of an agent with habits, about another archive."""
+  options = config.archive
+  towns = archive.towns(config.seed + _LATER_ARCHIVE, options.towns)
+  corpus = _corpus(towns)
+  rng = np.random.default_rng([config.seed, 33])
+  drawn = [archive.problems(towns, kind, rng) for kind in archive.KINDS]
+  shares = np.array([2, 1, 1, 1]) / 5
+  problems = {f'demo-{n}': next(drawn[rng.choice(len(drawn), p=shares)])
+              for n in range(options.demonstrations)}
+  habits = archive.Habits(**options.habits)
+  names = [tool.name for tool in model.dialogue.tools]
+
+  def write(request: Request, turns) -> str:
+    uid = request.question.uid
+    digest = hashlib.sha256(f'{config.seed}/{uid}/{len(turns)}'.encode())
+    thought, action = archive.act(
+        problems[uid], turns, habits, np.random.default_rng(
+            int.from_bytes(digest.digest()[:8])), names)
+    return model.dialogue.write(thought, action)
+
+  search = toolsets.binder(
+      model.dialogue, model.tokenizer, seed=config.seed,
+      result_tokens=policy.budgets_of(config).result_tokens)(
+          searches.engine(config.search, corpus, seed=config.seed), corpus)
+  trajectories = scripted.rollout(
+      write, [Request(archive.question(problem, uid, problem.kind))
+              for uid, problem in problems.items()],
+      tokenizer=model.tokenizer, dialogue=model.dialogue, search=search,
+      budgets=policy.budgets_of(config), length=config.rollout.max_length,
+      slots=64)
+  return [demonstrations.segments(trajectory, model.tokenizer)
+          for trajectory in trajectories if trajectory.stop_reason == 'answer']

@@ -1,0 +1,40 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Snippets: a search that shows the first sentences of what another finds.
+
+A policy that needs more of a document opens it (the tool `open`).
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import re
+
+from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
+
+_END = re.compile(r'(?<=[.!?])\s+(?=[A-Z0-9"\'(])')
+
+
+def shown(search: SearchFn, *, sentences: int = 1) -> SearchFn:
+  """Returns a search whose passages are cut to their first sentences.
+
+  Args:
+    search: Search whose results are shown.
+    sentences: Number of sentences of each passage.
+
+  Raises:
+    ValueError: `sentences` is below 1.
+  """
+  if sentences < 1:
+    raise ValueError('search.options.sentences must be at least 1, but is '
+                     f'{sentences}. 1 is the usual.')
+
+  def cut(passage: Passage) -> Passage:
+    return dataclasses.replace(passage, text=' '.join(
+        _END.split(passage.text)[:sentences]))
+
+  def search_and_cut(queries: Sequence[Query]
+                    ) -> list[Passages | SearchError]:
+    return [result if isinstance(result, SearchError) else
+            tuple(map(cut, result)) for result in search(queries)]
+
+  return search_and_cut
