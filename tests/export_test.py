@@ -41,6 +41,7 @@ def test_a_step_is_a_model_folder(run, tmp_path, capsys, step, dtype, atol):
               'adapters | LoRA of rank 4, merged'):
     assert f'| {row} |' in card
   assert 'The run was not evaluated at this step.' in card
+  assert 'trained on generated worlds' in card.partition('## Limits')[2]
 
 
 def test_a_step_that_is_not_kept_names_those_that_are(run, tmp_path):

@@ -3,6 +3,7 @@
 """The report in headless Chromium: errors, filters, numbers, keys, a phone."""
 
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -106,6 +107,38 @@ def test_hover_shows_the_numbers_of_the_record(browser, file):
   webdriver.ActionChains(browser).move_to_element(found[0]).perform()
   assert inspected(browser) == {
       'token': '0', 'by': 'prompt', 'in the loss': 'no'}
+
+
+def test_a_curve_shows_its_numbers(browser):
+  """The outcome is n / 8 in step n, with two runs of one recipe: a mean."""
+  figure = browser.find_element(by.CSS_SELECTOR, '.curve')
+  box = figure.rect
+  webdriver.ActionChains(browser).move_to_element_with_offset(
+      figure, round(box['width'] * 0.45), 0).perform()
+  tip = figure.find_element(by.CSS_SELECTOR, '.tip')
+  assert tip.text.split() == ['step', '4', '0.5']
+  assert len(figure.find_elements(by.CSS_SELECTOR, '.mark')) == 1
+
+
+def test_the_chosen_stays_in_the_list(browser):
+  browser.find_elements(by.CSS_SELECTOR, '#list .row')[1].click()
+  choose(browser, 'run', 'two')
+  assert count(browser) == '8 of 16'
+  chosen = browser.find_element(by.CSS_SELECTOR, '#list [aria-selected=true]')
+  assert chosen.get_attribute('id') == 'row-1'
+  assert 'outside' in chosen.get_attribute('class')
+
+
+def test_colours_have_a_legend_and_small_ratios_are_seen(browser):
+  """All ratios are exp(.1): the largest distance has the full colour."""
+  browser.find_elements(by.CSS_SELECTOR, '#list .row')[1].click()
+  until(browser, "return document.querySelectorAll('.policy .t').length")
+  key = browser.find_element(by.ID, 'key')
+  assert 'policy' in key.text and 'observation' in key.text
+  press(browser, 'cc')
+  assert 'full colour: 1 ± 0.1052' in key.text
+  token = browser.find_element(by.CSS_SELECTOR, '.policy .t.up')
+  assert re.search(r'--a: (1|0.99)', token.get_attribute('style'))
 
 
 def test_hostile_text_is_shown_and_does_nothing(browser):

@@ -10,6 +10,7 @@ import json
 import math
 import pathlib
 import re
+from xml.etree import ElementTree
 
 from configs import report as report_config
 from configs import show as show_config
@@ -18,12 +19,15 @@ import pytest
 
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.evaluation.report import page
+from searchrl.evaluation.report import plots
 from searchrl.evaluation.report import reading
+from searchrl.evaluation.report import stories
 from searchrl.evaluation.report import tokens
 from searchrl.experiment import policy
 from searchrl.jobs import report
 from searchrl.jobs import show
 from searchrl.rollouts import records
+from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import (Action, Passage, Question, Trajectory, Turn,
                                  collate)
 
@@ -75,6 +79,29 @@ def write_run(folder: pathlib.Path, tokenizer, count=4, seed=0) -> list:
       {'seed': seed, 'model': {'path': ''},
        'algorithm': {'name': 'searchrl.rl.algorithms:grpo'}}))
   return played
+
+
+def write_evaluations(folder: pathlib.Path, tokenizer) -> None:
+  """Evaluations before and after: of 2 hops, q1 is wrong and then right."""
+  for where, right in (('before', {'q0'}), ('after', {'q0', 'q1'})):
+    records_of = []
+    for n, text in enumerate(['Who?', 'Where & when?', HOSTILE]):
+      one = conversation(tokenizer, n, 0, text)
+      if where == 'before':
+        one = dataclasses.replace(one, turns=one.turns[1:])
+      records_of.append({
+          'method': 'agent', 'set': 'toy', 'engine': 'bm25',
+          'decoding': 'greedy', 'em': float(f'q{n}' in right),
+          'trajectory': trajectory_lib.to_json(one)})
+    path = folder / 'evaluation' / where
+    (path / 'records' / 'toy.bm25.greedy').mkdir(parents=True)
+    with gzip.open(path / 'records' / 'toy.bm25.greedy' / '000000.jsonl.gz',
+                   'wt') as file:
+      file.writelines(json.dumps(record) + '\n' for record in records_of)
+    (path / 'table.json').write_text(json.dumps([{
+        'set': 'toy', 'engine': 'bm25', 'decoding': 'greedy', 'hops': hops,
+        'n': 3, 'em': len(right) / 3, 'searches': float(where == 'after')}
+                                                 for hops in (2, 'all')]))
 
 
 def rendered(runs, most=2000) -> str:
@@ -147,6 +174,66 @@ def test_runs_of_several_seeds_share_a_curve(tmp_path, tokenizer):
   found = reading.runs([str(tmp_path / 'mine')])
   assert [run.name for run in found] == ['mine/seed_0', 'mine/seed_1']
   assert 'mine/seed_0 and 1 more seeds' in rendered(found)
+
+
+def test_the_story_is_a_question_that_training_made_right(tmp_path, tokenizer):
+  """Of three questions of 2 hops, one is wrong before and right after."""
+  write_run(tmp_path / 'mine', tokenizer)
+  write_evaluations(tmp_path / 'mine', tokenizer)
+  run, = reading.runs([str(tmp_path / 'mine')])
+  story, = stories.stories([run])
+  assert (story.question, story.hops, story.gain) == ('Where & when?', 2, 1.0)
+  before, after = story.sides
+  assert [len(turn['passages']) for turn in before['turns']] == [0]
+  assert [len(turn['passages']) for turn in after['turns']] == [2, 0]
+  assert [p['gold'] for p in after['turns'][0]['passages']] == [True, False]
+  text = rendered([run])
+  assert text.index('Where &amp; when?') < text.index('id="runs"')
+  assert HOSTILE not in text and '<img' not in text
+
+
+def test_tables_before_and_after_are_side_by_side(tmp_path, tokenizer):
+  write_run(tmp_path / 'mine', tokenizer)
+  write_evaluations(tmp_path / 'mine', tokenizer)
+  table, = page._compared(*reading.runs([str(tmp_path / 'mine')]))
+  assert [[cell for cell, _ in row] for row in table['rows']] == [
+      ['toy', 'bm25', 'greedy', hops, '3', '0.333', '0.667', '+0.333', '0.000',
+       '1.000'] for hops in ('2', 'all')]
+
+
+def test_several_runs_have_a_row_for_each_recipe(tmp_path, tokenizer):
+  """Means and deviations over two seeds by hand: 2/3 twice, so 0."""
+  for seed in range(2):
+    write_run(tmp_path / 'mine' / f'seed_{seed}', tokenizer, seed=seed)
+    write_evaluations(tmp_path / 'mine' / f'seed_{seed}', tokenizer)
+  runs = reading.runs([str(tmp_path / 'mine')])
+  assert page._overview(runs) == [{
+      'recipe': 'grpo', 'runs': 'mine/seed_0, mine/seed_1',
+      'before': '0.333 ± 0.000', 'after': '0.667 ± 0.000'}]
+  assert page._overview(runs[:1]) == []
+
+
+def test_curves_have_points_and_places_and_none_is_shown_twice(
+    tmp_path, tokenizer):
+  """The reward is the outcome here; the gradient norm is constant."""
+  write_run(tmp_path / 'mine', tokenizer)
+  file = tmp_path / 'mine' / 'metrics.jsonl'
+  lines = [json.loads(line) for line in file.read_text().splitlines()]
+  file.write_text(''.join(json.dumps(
+      line | {'critic/rewards/mean': line['critic/score/mean'],
+              'val/toy/em/greedy': 0.25}) + '\n' for line in lines[:3]))
+  panels = plots.curves(reading.runs([str(tmp_path / 'mine')]))
+  assert [*panels] == ['outcome', 'exact match: toy', 'gradient norm']
+  line, = panels['outcome'].points
+  assert [point[2:] for point in line['points']] == [
+      [1, 0.125, 0.0], [2, 0.25, 0.0], [3, 0.375, 0.0]]
+  root = ElementTree.fromstring(panels['outcome'].svg)
+  _, _, width, height = map(float, root.get('viewBox').split())
+  drawn = [(float(use.get('x')), float(use.get('y')))
+           for use in root.iter('{http://www.w3.org/2000/svg}use')
+           if use.get('style', '').startswith('fill: var(--line-0)')]
+  np.testing.assert_allclose(drawn, [
+      (x * width, y * height) for x, y, *_ in line['points']], atol=0.1)
 
 
 def test_equal_names_are_told_apart_by_their_folders(tmp_path, tokenizer):

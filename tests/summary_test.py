@@ -13,7 +13,7 @@ def test_table_of_a_run_shows_before_and_after(tmp_path):
     (tmp_path / 'evaluation' / name / 'table.json').write_text(json.dumps([
         {'set': 'known', 'engine': 'bm25', 'decoding': 'greedy', 'hops': 1,
          'n': 8, 'em': em, 'searches': 1.5}]))
-  assert '0.25->0.75' in summary.table(tmp_path)
+  assert '.25→.75' in summary.table(tmp_path)
 
 
 def test_sets_with_and_without_hop_counts_stand_in_one_table(tmp_path):
@@ -29,8 +29,8 @@ def test_sets_with_and_without_hop_counts_stand_in_one_table(tmp_path):
   assert title == 'Exact match'  # nothing was evaluated before
   assert same == 'In all rows: engine bm25, decoding greedy'
   assert header.split() == ['set', '1-hop', '2-hop', 'all', 'n']
-  assert nq.split() == ['nq', '0.50', '10']
-  assert world.split() == ['world', '0.25', '0.75', '0.50', '8']
+  assert nq.split() == ['nq', '.50', '10']
+  assert world.split() == ['world', '.25', '.75', '.50', '8']
 
 
 def written(folder, name, em, searches):
@@ -52,13 +52,13 @@ def test_all_kinds_are_shown_by_hops_with_searches_and_intervals(tmp_path):
   written(tmp_path, 'after', 0.75, 2.96)
   text = summary.table(tmp_path)
   lines = text.splitlines()
-  assert max(map(len, lines[:-4])) <= 100  # below are paths
+  assert max(map(len, lines[:-4])) <= 80  # below are paths
   outdated = [line for line in lines if line.startswith('outdated')]
   assert [line.split()[2] for line in outdated[:2]] == ['greedy', 'sampled']
   assert len(outdated) == 3  # searches: of greedy answers alone
   assert lines.count('In all rows: decoding greedy') == 1
-  assert outdated[0].count('0.25->0.75') == 5
-  assert outdated[2].count('1.0->3.0') == 5
+  assert outdated[0].count('.25→.75') == 5
+  assert outdated[2].count('1.0→3.0') == 5
   assert sum('noise  ' in line for line in lines) == 4
   # Half of the interval at 1/2 is z / 2 / sqrt(n + z^2) in closed form.
   for n in (8, 16, 32, 64):

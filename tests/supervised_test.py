@@ -238,7 +238,8 @@ def test_a_card_records_how_the_model_was_made(tmp_path):
   assert (tmp_path / 'README.md').read_text().startswith(
       '# A model\n\nIt is small.\n\n| | |\n|---|---|\n'
       '| data | lessons |\n| seed | 3 |\n| updates, tokens | 1,200, 34,567 |\n'
-      '| CPU seconds | 9 |\n| last loss (nats) | 1.234 |\n'
+      '| CPU seconds | 9 |\n| loss of the last update (nats) | '
+      '1.234 |\n| mean loss since the checkpoint before | 1.500 |\n'
       f'| jax | {jax.__version__} |\n| sha256 of model.safetensors | ')
   assert f'| sha256 of tokenizer.json | `{digest}` |' in (
       tmp_path / 'README.md').read_text()

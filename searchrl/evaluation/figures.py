@@ -115,7 +115,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 
 def narrow_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str],
                  keys: Sequence[str], *, stay: Sequence[str] = (),
-                 width: int = 100) -> str:
+                 width: int = 80) -> str:
   """Returns tables that fit in `width`, without columns that say nothing.
 
   Columns with one value in several rows are a line above the tables instead. A

@@ -116,7 +116,7 @@ def scores(folder: pathlib.Path, name: str) -> str:
   title = next(iter(next(iter(after.values())).values())).name
   return '\n\n'.join([
       _by_hops(title[0].upper() + title[1:], before, after,
-               lambda cell: f'{cell.score:.2f}'),
+               lambda cell: f'{cell.score:.2f}'.removeprefix('0')),
       _by_hops('Searches per question, where answers are greedy',
                greedy(before), greedy(after),
                lambda cell: f'{cell.searches:.1f}'),
@@ -134,12 +134,12 @@ def _by_hops(title: str, before: _Cells, after: _Cells,
     row: dict[str, Any] = dict(zip(('set', 'engine', 'decoding'), case))
     for hop, cell in cells.items():
       old = before.get(case, {}).get(hop)
-      row[names[hop]] = (f'{show(old)}->' if old else '') + show(cell)
+      row[names[hop]] = (f'{show(old)}→' if old else '') + show(cell)
     whole = cells.get(evaluator.ALL)
     row['n'] = whole.n if whole else sum(cell.n for cell in cells.values())
     rows.append(row)
   keys, shown = ('set', 'engine', 'decoding'), (*names.values(), 'n')
-  return title + ', before->after' * bool(before) + '\n\n' + (
+  return title + ', before→after' * bool(before) + '\n\n' + (
       figures.narrow_table(rows, (*keys, *shown), keys, stay=shown))
 
 

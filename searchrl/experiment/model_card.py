@@ -34,7 +34,19 @@ def write(model: pathlib.Path, run: pathlib.Path, step: int) -> None:
       'Trained by `python -m searchrl.main` with reinforcement learning. To ask '
       'it, to serve it', 'or to evaluate it as it was trained, use the dialogue '
       'and the budgets below.', '', *supervised.table(facts), '', '## Scores',
-      '', *_scores(run, step), '']))
+      '', *_scores(run, step), '', '## Limits', '', *_limits(config), '']))
+
+
+def _limits(config: dict[str, Any]) -> list[str]:
+  """Returns lines about what the scores do not say."""
+  data = config.get('data', {})
+  lines = ['The scores are of the questions, the search engine and the budgets '
+           'above, and of', 'one seed. With others they may be lower. Answers '
+           'may be wrong, also where a passage', 'is right.']
+  if data and not data['train']:
+    lines += ['It was trained on generated worlds, whose people and places do '
+              'not exist, and knows', 'nothing about ours.']
+  return lines
 
 
 def _facts(config: dict[str, Any], run: pathlib.Path) -> dict[str, Any]:

@@ -375,7 +375,8 @@ def write_card(folder: pathlib.Path, introduction: Sequence[str],
   rows = dict(facts) | {
       'updates, tokens': f'{record["steps"]:,}, {record["tokens"]:,}',
       'CPU seconds': f'{record["cpu_seconds"]:.0f}',
-      'last loss (nats)': f'{record.get("last_loss", record["loss"][-1]):.3f}',
+      'loss of the last update (nats)': f'{record["last_loss"]:.3f}',
+      'mean loss since the checkpoint before': f'{record["loss"][-1]:.3f}',
       'jax': jax.__version__} | digests(folder)
   (folder / 'README.md').write_text(
       '\n'.join([*introduction, '', *table(rows), '']))

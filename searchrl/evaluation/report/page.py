@@ -16,6 +16,7 @@ import pathlib
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from searchrl.agent import rewards
 from searchrl.agent import tokenizer as tokenizers
@@ -24,6 +25,7 @@ from searchrl.evaluation import figures
 from searchrl.evaluation import scores
 from searchrl.evaluation.report import plots
 from searchrl.evaluation.report import reading
+from searchrl.evaluation.report import stories
 from searchrl.evaluation.report import tokens
 from searchrl.runtime import alerts
 
@@ -57,10 +59,11 @@ def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
   return environment.get_template('template.html').render(
       title=title, runs=[_card(run) for run in runs],
       legend=plots.legend(runs), curves=list(plots.curves(runs).values()),
+      stories=stories.stories(runs), overview=_overview(runs),
       times=[plots.times(run) for run in runs[:4] if run.steps],
       more_times=max(len(runs) - 4, 0),
-      tables=[table for run in runs for table in _tables(
-          run, len(runs) == 1)],
+      tables=[table for run in runs for table in (
+          *_compared(run), *_tables(run))],
       shown=len(entries), total=total, chunk=_CHUNK,
       index=_packed([_head(n, entry) for n, entry in enumerate(entries)]),
       chunks=[_packed(bodies[n:n + _CHUNK])
@@ -80,8 +83,9 @@ def _packed(value: Any) -> str:
 def _card(run: reading.Run) -> dict[str, Any]:
   """Returns the facts about a run at the top of the page."""
   whole = {where: row for where, rows in run.tables.items()
-           for row in reversed(rows) if row.get('hops') == evaluator.ALL
-           and row.get('decoding') == 'greedy'}  # the first of each
+           for row in rows if row.get('hops') == evaluator.ALL
+           and row.get('decoding') == 'greedy'
+           and row.get('engine') != 'noise'}  # the last of each: the mean
   headlines = [(where, f'{evaluator.main_score(row):.3f}',
                 f'{evaluator.score_name(row)}, greedy, {row["set"]}')
                for where in ('before', 'after') if (row := whole.get(where))]
@@ -108,15 +112,55 @@ def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
            f'before {alerts.format_steps(steps)}')] if steps else []
 
 
-def _tables(run: reading.Run, alone: bool) -> list[dict[str, Any]]:
-  """Returns a run's evaluation tables; the last is open if the run is alone."""
+def _overview(runs: Sequence[reading.Run]) -> list[dict[str, str]]:
+  """Returns a row for each recipe: mean scores and deviations over its seeds."""
+  result = []
+  for same in plots.groups(runs).values() if len(runs) > 1 else ():
+    row = {'recipe': same[0].config.get('algorithm', {}).get(
+        'name', '').rpartition(':')[2] or same[0].name,
+           'runs': ', '.join(run.name for run in same)}
+    for where in ('before', 'after'):
+      found = [value for run in same if (value := evaluator.headline(
+          run.tables.get(where, []))) is not None]
+      row[where] = f'{np.mean(found):.3f}' if found else '–'
+      if len(found) > 1:
+        row[where] += f' ± {np.std(found, ddof=1):.3f}'
+    result.append(row)
+  return result
+
+
+def _compared(run: reading.Run) -> list[dict[str, Any]]:
+  """Returns a table with the scores before and after training side by side."""
+  before, after = ({tuple(row[key] for key in evaluator.KEYS): row
+                    for row in run.tables.get(where, [])}
+                   for where in ('before', 'after'))
+  rows = []
+  for key, now in after.items():
+    if (then := before.get(key)) is None:
+      continue
+    old, new = evaluator.main_score(then), evaluator.main_score(now)
+    cells = [*map(str, key), now['n'], old, new, f'{new - old:+.3f}',
+             then['searches'], now['searches']]
+    rows.append([(figures.cell(value), n >= len(key))
+                 for n, value in enumerate(cells)])
+  if not rows:
+    return []
+  score = evaluator.score_name(now)
+  return [{
+      'title': f'{run.name}, before and after', 'open': True, 'rows': rows,
+      'columns': [*evaluator.KEYS, 'n', f'{score} before', 'after', 'change',
+                  'searches before', 'after'], 'fingerprint': ''}]
+
+
+def _tables(run: reading.Run) -> list[dict[str, Any]]:
+  """Returns a run's evaluation tables; that of an evaluation alone is open."""
   result = []
   for where, rows in run.tables.items():
     columns = list(dict.fromkeys(key for row in rows for key in row))
     columns = [key for key in columns if key != 'fingerprint']
     result.append({
         'title': f'{run.name}{", " + where if where else ""}',
-        'open': alone and where in ('', 'after'), 'columns': columns,
+        'open': not where, 'columns': columns,
         'rows': [[(figures.cell(row.get(key)),
                    isinstance(row.get(key), int | float)) for key in columns]
                  for row in rows],  # a text, and whether it is a number
@@ -144,7 +188,9 @@ def _segment(segment: tokens.Segment, golds: Sequence[str]) -> dict[str, Any]:
   result: dict[str, Any] = {'role': segment.role, 'texts': segment.texts}
   for name in ('logprobs', 'ratios', 'advantages'):
     if values := getattr(segment, name):
-      result[name] = [_number(value) for value in values]
+      # Ratios are close to 1, and their differences from 1 count.
+      digits = 9 if name == 'ratios' else 5
+      result[name] = [_number(value, digits) for value in values]
   if segment.role == tokens.POLICY and segment.turn:
     result |= {'trained': segment.trained, 'action': segment.turn.action.kind}
   elif segment.turn:
@@ -156,8 +202,8 @@ def _segment(segment: tokens.Segment, golds: Sequence[str]) -> dict[str, Any]:
   return result
 
 
-def _number(value: float | None) -> float | str | None:
-  """Returns a number for JSON, rounded to five significant digits."""
+def _number(value: float | None, digits: int = 5) -> float | str | None:
+  """Returns a number for JSON, rounded to so many significant digits."""
   if value is None:
     return None
-  return float(f'{value:.5g}') if math.isfinite(value) else str(value)
+  return float(f'{value:.{digits}g}') if math.isfinite(value) else str(value)

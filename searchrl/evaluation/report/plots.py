@@ -3,11 +3,11 @@
 """Curves of runs as inline SVG, in colours of the page's style sheet."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import io
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,10 +47,20 @@ _STYLE: dict[Any, Any] = {
     'xtick.color': _INK['--muted'], 'xtick.labelsize': 8,
     'ytick.color': _INK['--muted'], 'ytick.labelsize': 8,
     'xtick.major.size': 0, 'ytick.major.size': 0}
+_FEW = 30  # steps of a curve up to which each has a point
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps, means, deviations
 
 
-def _groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
+class Panel(NamedTuple):
+  """A drawn metric."""
+
+  svg: str
+  # {'name': ..., 'points': [[x, y, step, mean, deviation], ...]} of each line.
+  # The place (x, y) is in shares of the width and height.
+  points: list[dict[str, Any]]
+
+
+def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
   """Returns groups of runs that differ only in their seed, by name."""
   by_family = collections.defaultdict(list)
   for run in runs:
@@ -61,14 +71,21 @@ def _groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
           for same in by_family.values()}
 
 
-def curves(runs: Sequence[reading.Run]) -> dict[str, str]:
-  """Returns {title: SVG} of the panels for which some run has numbers."""
-  groups, panels = _groups(runs), {}
+def curves(runs: Sequence[reading.Run]) -> dict[str, Panel]:
+  """Returns the panels for which some run has numbers, by title.
+
+  A panel whose numbers are those of an earlier one is left out, as the reward
+  if it is the outcome.
+  """
+  by_name = groups(runs)
+  panels: dict[str, Panel] = {}
+  drawn_lines: list[dict[str, Curve]] = []
   for name, title, unit in _panels(runs):
-    lines = {group: curve for group, same in groups.items()
+    lines = {group: curve for group, same in by_name.items()
              if (curve := _curve(same, name)) is not None}
-    if lines:
-      panels[title] = _drawn(lines, list(groups), title, unit)
+    if lines and not any(_is_same(lines, drawn) for drawn in drawn_lines):
+      drawn_lines.append(lines)
+      panels[title] = _drawn(lines, list(by_name), title, unit)
   return panels
 
 
@@ -88,7 +105,14 @@ def times(run: reading.Run) -> str:
     axes.legend(fontsize=8, frameon=False, loc='upper left',
                 bbox_to_anchor=(1.0, 1.05))
 
-  return _svg(draw, f'{run.name}: time', 'seconds a step', (6.4, 2.35))
+  return _svg(draw, f'{run.name}: time', 'seconds a step', (6.4, 2.35))[0]
+
+
+def _is_same(one: Mapping[str, Curve], other: Mapping[str, Curve]) -> bool:
+  """Returns whether two panels have the same numbers."""
+  return one.keys() == other.keys() and all(
+      np.array_equal(x, y) for name in one
+      for x, y in zip(one[name], other[name]))
 
 
 def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
@@ -110,7 +134,7 @@ def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
     for line in run.lines:
       if math.isfinite(line.get(name, math.nan)):
         by_step[line[alerts.STEP]].append(line[name])
-  if len(by_step) < 2:
+  if not by_step:
     return None
   steps = sorted(by_step)
   values = [by_step[step] for step in steps]
@@ -119,21 +143,37 @@ def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
 
 
 def _drawn(lines: Mapping[str, Curve], order: Sequence[str], title: str,
-           unit: str) -> str:
+           unit: str) -> Panel:
   def draw(axes):
     for group, (steps, mean, spread) in lines.items():
       color = _LINES[order.index(group) % len(_LINES)]
-      smooth = figures.running_mean(mean, max(1, len(mean) // 12))
+      window = max(1, len(mean) // 12)
       if np.any(spread):
         axes.fill_between(steps, mean - spread, mean + spread, color=color,
                           alpha=0.18, linewidth=0)
-      axes.plot(steps, mean, color=color, alpha=0.35, linewidth=1)
-      axes.plot(steps, smooth, color=color, linewidth=2)
-  return _svg(draw, title, unit, _SIZE)
+      if window > 1:
+        axes.plot(steps, mean, color=color, alpha=0.35, linewidth=1)
+      axes.plot(steps, figures.running_mean(mean, window), color=color,
+                linewidth=2)
+      if len(steps) <= _FEW:
+        axes.plot(steps, mean, 'o', color=color, markersize=3)
+
+  svg, place = _svg(draw, title, unit, _SIZE)
+  points = [{'name': group, 'points': [
+      [*place(step, value), int(step), float(f'{value:.4g}'),
+       float(f'{deviation:.2g}')]
+      for step, value, deviation in zip(*curve)]}
+            for group, curve in lines.items()]
+  return Panel(svg, points)
 
 
-def _svg(draw, title: str, unit: str, size: tuple[float, float]) -> str:
-  """Returns an SVG element whose colours are variables of the page."""
+def _svg(draw, title: str, unit: str, size: tuple[float, float]
+        ) -> tuple[str, Callable[[float, float], tuple[float, float]]]:
+  """Returns an SVG element whose colours are variables of the page.
+
+  Also returns a function from a step and a value to their place in the element,
+  as shares of its width and height from the upper left.
+  """
   import matplotlib  # slow to import, and only reports need it
   from matplotlib.figure import Figure
   with matplotlib.rc_context(_STYLE | {'svg.hashsalt': title}):
@@ -151,10 +191,16 @@ def _svg(draw, title: str, unit: str, size: tuple[float, float]) -> str:
     text = text.replace(color, f'var({name})')
   for n, color in enumerate(_LINES):
     text = text.replace(color, f'var(--line-{n})')
-  return text
+
+  def place(step, value):
+    x, y = figure.transFigure.inverted().transform(
+        axes.transData.transform((step, value)))
+    return round(float(x), 4), round(1 - float(y), 4)
+
+  return text, place
 
 
 def legend(runs: Sequence[reading.Run]) -> list[tuple[str, str]]:
   """Returns the (colour, name) of each line, for the page."""
   return [(f'var(--line-{n % len(_LINES)})', name)
-          for n, name in enumerate(_groups(runs))]
+          for n, name in enumerate(groups(runs))]

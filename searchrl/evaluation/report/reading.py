@@ -135,6 +135,11 @@ def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
   return result, sum(counts)
 
 
+def entries_of(run: Run, where: str) -> Iterator[Entry]:
+  """Yields all trajectories of one of a run's `sources`."""
+  return _entries(run, where, run.sources[where])
+
+
 def entry(file: pathlib.Path, line: int) -> Entry:
   """Returns the trajectory in a line of a file, counted from 1.
 

@@ -13,6 +13,10 @@ const make = (tag, className, text) => {
 const said = value => value === null || value === undefined ? '–'
     : typeof value === 'number' ? String(+value.toPrecision(4)) : String(value);
 
+const ratioText = value => typeof value === 'number' && value !== 1
+    && Math.abs(value - 1) < 1e-3
+    ? `1 ${value < 1 ? '−' : '+'} ${said(Math.abs(value - 1))}` : said(value);
+
 // ---- light and dark
 
 const root = document.documentElement;
@@ -44,7 +48,7 @@ const textOf = segments => segments.map(
 
 // ---- filters
 
-let heads = [], shown = [], selected = -1, texts = null, reading = null;
+let heads = [], shown = [], matching = new Set(), selected = -1, texts = null, reading = null;
 const form = $('filters');
 
 function fill(name, values) {
@@ -93,12 +97,15 @@ function refresh() {
   const wanted = Object.fromEntries(new FormData(form));
   const text = wanted.text.trim().toLowerCase();
   if (text && !reading) reading = readTexts();
-  shown = heads.filter(head => passes(head, wanted, text));
-  $('count').textContent = `${shown.length.toLocaleString('en')} of ${
+  matching = new Set(heads.filter(head => passes(head, wanted, text)));
+  // The chosen one stays in the list, so that the list and the text agree.
+  shown = heads.filter(head => matching.has(head) || head.id === selected);
+  $('count').textContent = `${matching.size.toLocaleString('en')} of ${
       heads.length.toLocaleString('en')}`
       + (text && texts === null ? '; reading the conversations …' : '');
   rows.style.height = `${shown.length * ROW}px`;
-  list.scrollTop = 0;
+  list.scrollTop = Math.max(0, ROW * (shown.findIndex(
+      head => head.id === selected) - 1));
   draw();
   remember();
 }
@@ -116,7 +123,7 @@ function draw() {
 }
 
 function row(head, at) {
-  const node = make('div', 'row');
+  const node = make('div', matching.has(head) ? 'row' : 'row outside');
   node.style.top = `${at * ROW}px`;
   node.id = `row-${head.id}`;
   node.setAttribute('role', 'option');
@@ -210,7 +217,9 @@ function tools() {
   select.value = colour;
   select.addEventListener('change', () => { colour = select.value; paint(); });
   label.append(select);
-  bar.append(back, label);
+  const key = make('span', 'key');
+  key.id = 'key';
+  bar.append(back, label, key);
   return bar;
 }
 
@@ -289,28 +298,92 @@ function inspect(n, scroll) {
     add('log-prob', said(logprob));
     add('prob', said(typeof logprob === 'number' ? Math.exp(logprob) : logprob));
   }
-  if (segment.ratios) add('ratio', said(segment.ratios[k]));
+  if (segment.ratios) add('ratio', ratioText(segment.ratios[k]));
   if (segment.advantages) add('advantage', said(segment.advantages[k]));
   add('in the loss', segment.trained === null ? 'not noted'
       : segment.trained ? 'yes' : 'no');
 }
 
-// How far a number is from that of nothing to say, from 0 to 1, and its sign.
-const FAR = {
-  logprobs: value => [Math.min(1, -value / 4), false],
-  ratios: value => [Math.min(1, Math.abs(Math.log(value)) / 0.2), value > 1],
-  advantages: value => [Math.min(1, Math.abs(value) / 2), value > 0],
-};
+// How far a number is from that of nothing to say, with a sign.
+const FAR = {logprobs: value => value, ratios: Math.log, advantages: value => value};
 
+// The largest distance in a conversation has the full colour: in the first
+// update all ratios are close to 1, and still differ.
 function paint() {
-  for (const {token, segment, k} of tokens) {
+  const far = tokens.map(({segment, k}) => {
     const value = segment[colour]?.[k];
-    const number = typeof value === 'number';
-    const [far, up] = number ? FAR[colour](value) : [0, true];
-    token.classList.toggle('up', number && up);
-    token.classList.toggle('down', number && !up);
-    if (number) token.style.setProperty('--a', far.toFixed(2));
+    return typeof value === 'number' ? FAR[colour](value) : null;
+  });
+  const most = Math.max(0, ...far.map(x => Number.isFinite(x) ? Math.abs(x) : 0));
+  tokens.forEach(({token}, n) => {
+    const number = far[n] !== null;
+    token.classList.toggle('up', number && far[n] > 0);
+    token.classList.toggle('down', number && far[n] <= 0);
+    if (number)
+      token.style.setProperty('--a', (Math.abs(far[n]) / (most || 1)).toFixed(2));
+  });
+  legend(most, far.some(x => x !== null));
+}
+
+function legend(most, any) {
+  const key = $('key');
+  const add = (name, style, text) => {
+    const sample = make('i', name), one = make('span', '', text);
+    if (style) sample.style.background = `var(${style})`;
+    one.prepend(sample);
+    key.append(one);
+  };
+  key.replaceChildren();
+  if (colour === 'role') {
+    for (const name of ['policy', 'observation', 'prompt'])
+      add('', `--${name}`, WHO[name]);
+    key.append(make('span', '', 'dotted line: not in the loss'));
+  } else if (!any) {
+    key.append(make('span', '', `no ${NAMES[colour]} is recorded here`));
+  } else if (!most) {
+    key.append(make('span', '', colour === 'ratios'
+        ? 'all are 1: the learner is what sampled' : 'all are 0'));
+  } else if (colour === 'logprobs') {
+    add('one', '', `0 to ${said(-most)} nats`);
+  } else if (colour === 'ratios') {
+    add('scale', '', `below 1, above 1; full colour: 1 ± ${said(Math.expm1(most))}`);
+  } else {
+    add('scale', '', `below 0, above 0; full colour: ± ${said(most)}`);
   }
+}
+
+// ---- the numbers of the curves
+
+for (const figure of document.querySelectorAll('.curve')) {
+  const lines = JSON.parse(figure.dataset.lines);
+  const steps = [...new Set(lines.flatMap(
+      line => line.points.map(point => point[2])))];
+  const places = new Map(lines.flatMap(
+      line => line.points.map(point => [point[2], point[0]])));
+  const leave = () => figure.querySelectorAll('.tip, .mark').forEach(
+      node => node.remove());
+  figure.addEventListener('pointermove', event => {
+    leave();
+    const svg = figure.querySelector('svg');
+    const box = svg.getBoundingClientRect(), out = figure.getBoundingClientRect();
+    const x = (event.clientX - box.left) / box.width;
+    const near = steps.reduce((one, other) => Math.abs(places.get(other) - x)
+        < Math.abs(places.get(one) - x) ? other : one);
+    const tip = make('div', 'tip', `step ${near}`);
+    for (const {name, points} of lines) {
+      const point = points.find(one => one[2] === near);
+      if (!point) continue;
+      tip.append(make('div', '', (lines.length > 1 ? `${name}: ` : '')
+          + said(point[3]) + (point[4] ? ` ± ${said(point[4])}` : '')));
+      const mark = make('div', 'mark');
+      mark.style.left = `${box.left - out.left - figure.clientLeft + point[0] * box.width}px`;
+      mark.style.top = `${box.top - out.top - figure.clientTop + point[1] * box.height}px`;
+      figure.append(mark);
+    }
+    tip.style[x < 0.5 ? 'right' : 'left'] = '.5rem';
+    figure.append(tip);
+  });
+  figure.addEventListener('pointerleave', leave);
 }
 
 // ---- keys, and the address, which finds the same view again

@@ -1,0 +1,82 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The same question before and after training, as turns of plain text."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from searchrl.agent import rewards
+from searchrl.evaluation import scores
+from searchrl.evaluation.report import reading
+
+_WHERE = ('evaluated before', 'evaluated after')
+_MOST = 3  # questions of a report
+_PASSAGE = 160  # characters of a passage
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+  """A question that was evaluated before and after training."""
+
+  run: str
+  question: str
+  golds: tuple[str, ...]
+  set: str
+  hops: int
+  sides: tuple[dict[str, Any], ...]  # the answer before, and the one after
+
+  @property
+  def gain(self) -> float:
+    """The score after training less the score before."""
+    before, after = self.sides
+    return after['score'] - before['score']
+
+
+def stories(runs: Sequence[reading.Run]) -> list[Story]:
+  """Returns questions that the first run with two evaluations got better at.
+
+  There is at most one for each number of hops, the largest number first: the
+  one with the largest gain, and then with the most searches after training.
+  """
+  for run in runs:
+    if not all(where in run.sources for where in _WHERE):
+      continue
+    before, after = (
+        {(entry.set, entry.trajectory.question.uid): entry
+         for entry in reading.entries_of(run, where)
+         if entry.set.endswith('greedy') and 'noise' not in entry.set}
+        for where in _WHERE)
+    best: dict[int, Story] = {}
+    for key in before.keys() & after.keys():
+      story = _story(run, before[key], after[key])
+      if story.hops not in best or _rank(story) > _rank(best[story.hops]):
+        best[story.hops] = story
+    return [best[hops] for hops in sorted(best, reverse=True)
+            if best[hops].gain > 0][:_MOST]
+  return []
+
+
+def _rank(story: Story) -> tuple[float, int, str]:
+  """Returns a key by which the best of two stories is larger."""
+  return story.gain, len(story.sides[1]['turns']), story.question
+
+
+def _story(run: reading.Run, *entries: reading.Entry) -> Story:
+  question = entries[0].trajectory.question
+  return Story(run.name, question.text, tuple(question.answers),
+               entries[0].set, question.hops, tuple(map(_side, entries)))
+
+
+def _side(entry: reading.Entry) -> dict[str, Any]:
+  """Returns the answer, the score and the turns of a trajectory."""
+  trajectory = entry.trajectory
+  golds = rewards.normalised(trajectory.question.answers)
+  return {
+      'answer': trajectory.answer, 'score': entry.score or 0.0,
+      'searches': trajectory.searches,
+      'turns': [{'text': turn.text, 'passages': [
+          {'title': passage.title, 'gold': scores.has_gold(passage, golds),
+           'text': passage.text[:_PASSAGE] + '…' * (
+               len(passage.text) > _PASSAGE)}
+          for passage in turn.passages]} for turn in trajectory.turns]}
