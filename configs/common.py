@@ -276,6 +276,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # True: the first set and famous also get random passages.
       noise=tracked(True),
       search=dict(engine='', options={}),  # engine; '': as in training
+      # Judge of the answers beside the score, module:function; '': none.
+      judge=dict(name='', options={}),
       engines={},  # engines by name, each like search; {}: search alone
       worlds=dict(
           world_seed=seed(101),  # random seed, never that of training

@@ -194,6 +194,7 @@ class Trajectory:
   parts: Mapping[str, float] = dataclasses.field(  # parts of the scores
       default_factory=dict, hash=False)
   turn_rewards: tuple[float | None, ...] | None = None  # see `Scores.turns`
+  judge_error: str | None = None  # kind and detail, if its judge failed
 
   @property
   def response(self) -> str:
@@ -223,6 +224,11 @@ class Trajectory:
       logprobs += turn.action_logprobs
       logprobs += (0.0,) * len(turn.observation_tokens)
     return logprobs
+
+  @property
+  def is_void(self) -> bool:
+    """True if a failed search or judge left it without a reward."""
+    return self.stop_reason == 'search_error' or self.judge_error is not None
 
   @property
   def searches(self) -> int:
@@ -373,7 +379,7 @@ def collate(
     batch['question_ids'][row] = uids.setdefault(
         trajectory.question.uid, len(uids))
     batch['group_ids'][row] = groups.setdefault(group, len(groups))
-    if trajectory.stop_reason == 'search_error':  # reported, never trained on
+    if trajectory.is_void:  # reported, never trained on
       continue
     batch['loss_mask'][row, :used] = trajectory.loss_mask[:used]
     batch['behavior_logprobs'][row, :used] = trajectory.behavior_logprobs[:used]
@@ -410,7 +416,7 @@ def _check(trajectories, group_ids, rows: int, length: int) -> None:
       problem = 'has no stop_reason'
     elif tokens > length:
       problem = f'has {tokens} tokens. Raise length, or lower the budgets'
-    elif trajectory.stop_reason != 'search_error' and None in (
+    elif not trajectory.is_void and None in (
         trajectory.reward, trajectory.outcome_reward):
       problem = 'has no reward or no outcome_reward'
     if problem:

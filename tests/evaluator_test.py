@@ -7,14 +7,16 @@ import json
 import fakes
 import numpy as np
 import pytest
+from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.evaluation import scores
 from searchrl.evaluation import shards
 from searchrl.evaluation import compare
 from searchrl.evaluation import evaluator
 from searchrl.rollouts import sampler as samplers
+from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
-from searchrl.trajectory import Action, Question, Trajectory, Turn
+from searchrl.trajectory import Action, Question, Scores, Trajectory, Turn
 
 
 @pytest.mark.parametrize('hits, n', [(0, 10), (3, 10), (10, 10), (50, 200)])
@@ -64,6 +66,26 @@ def test_rows_are_by_hops_and_scored_by_every_measure():
   assert values['val/known_2hop/em/greedy'] == 1.0
   assert values['val/known/em/greedy'] == 2 / 3
   assert not [name for name in values if 'mean' in name]
+
+
+def test_a_judge_adds_columns_beside_its_agreement_with_em():
+  def by_letter(trajectories):
+    return [rewards.JudgeError('no_verdict') if t.question.uid == 'q2' else
+            Scores(float(t.answer[0] in 'EO')) for t in trajectories]
+
+  case = case_of('known', 'q0', 'q1', 'q2')
+  rows = evaluator.run(Answers(), 'params', [case], judge=scoring.Scorer(
+      rewards.Judge(by_letter)))
+  assert [(r['judged'], r['agrees_with_em'], r['judge_error'])
+          for r in rows if r['hops'] in (1, 'all')] == [
+              (1, 0.5, 0), (1, 0.5, pytest.approx(1 / 3))]
+  assert [r for r in rows if r['hops'] == 2][0].keys() & {*scores.JUDGED} == {
+      'judge_error'}
+  assert {*scores.JUDGED} <= {*evaluator.columns(rows)}
+  plain = evaluator.run(Answers(), 'params', [case])
+  assert not {*scores.JUDGED} & {*evaluator.columns(plain)}
+  for row, other in zip(rows, plain):
+    assert other.items() <= row.items()
 
 
 def case_of(name, *uids, decoding='greedy', engine='bm25', **fields):

@@ -294,6 +294,18 @@ def test_the_reward_and_the_judge_score():
       {'unique_queries': share} for share in (0.5, 0, 1)]
 
 
+def test_the_judge_by_a_command_scores_or_says_why_not():
+  script = ('import sys; answer = sys.stdin.read(); '
+            'print("?" if answer == "?" else float(answer in sys.argv[2:]))')
+  answers = [played(0), played(0, answer='Rome'), played(0, answer='?')]
+  found = build_test.scorer('my_judge:by_command', command=[
+      sys.executable, '-c', script])(answers)
+  assert [t.reward for t in found] == [1, 0, None]
+  assert found[2].judge_error.startswith('ValueError: could not convert')
+  found = build_test.scorer('my_judge:by_command', command=['false'])(answers)
+  assert all(t.judge_error.startswith('CalledProcessError: ') for t in found)
+
+
 def test_the_reward_of_turns_pays_the_first_search():
   config = mt_grpo.get_config('smoke')
   config.turn_reward = 'my_turn_reward:terse'

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """forms: records of GPQA, SimpleQA, ASQA and ELI5 as questions, by hand."""
 
+import csv
 import json
 
 import pytest
@@ -23,13 +24,22 @@ ASQA = {'sample_id': 7, 'ambiguous_question': 'When was it built?',
 ELI5 = {'q_id': '5lc', 'title': 'Why is the sky blue?', 'selftext': '',
         'answers': {'a_id': ['x', 'y'], 'text': ['It scatters.', 'Rayleigh.'],
                     'score': [3, 1]}}
+BROWSECOMP = {  # encrypted byte by byte; the question is longer than the key
+    'problem': 'sZGUCOOMpoyJ26DzHyQ2M8Tcu4VJmILj+HZqC/WVXLeQnNtc4prowA==',
+    'answer': 'p5eVCMaa4w==', 'problem_topic': 'Art', 'canary': 'a canary'}
+BROWSECOMP_PLUS = {'query_id': '769', 'query': 'Which one?', 'answer': 'Ann',
+                   'gold_docs': [{'docid': '1', 'text': 'Ann'}],
+                   'evidence_docs': [], 'negative_docs': []}
 EXPECTED = {  # uid, text, golds
+    'browsecomp': (None, 'Who is she, and where did she live then?', ('Ann Lee',)),
+    'browsecomp_plus': ('769', 'Which one?', ('Ann',)),
     'gpqa': ('rec1', 'Which is basic?\n- H2O\n- HCl\n- NaCl\n- NaOH', ('NaOH',)),
     'simpleqa': (None, 'Who won?', ('Ann Lee',)),
     'asqa': ('7', 'When was it built?',
              ('First in 1901.', 'In 1901, again in 1950.')),
     'eli5': ('5lc', 'Why is the sky blue?', ('It scatters.', 'Rayleigh.'))}
-RECORDS = {'gpqa': GPQA, 'simpleqa': SIMPLEQA, 'asqa': ASQA, 'eli5': ELI5}
+RECORDS = {'gpqa': GPQA, 'simpleqa': SIMPLEQA, 'asqa': ASQA, 'eli5': ELI5,
+           'browsecomp': BROWSECOMP, 'browsecomp_plus': BROWSECOMP_PLUS}
 
 
 def written(path, record):
@@ -61,7 +71,17 @@ def test_a_folder_of_benchmarks_is_a_set_each(tmp_path):
       tmp_path, evaluate=str(tmp_path), corpus='', own_train=False,
       world_seed=0, kinds=(), questions_per_hop=1, max_hops=1,
       needs_corpus=False)
-  assert [one.name for one in sets] == ['asqa', 'eli5', 'gpqa', 'simpleqa']
+  assert [one.name for one in sets] == sorted(RECORDS)
+
+
+def test_simpleqa_and_browsecomp_are_read_from_csv_as_published(tmp_path):
+  for name in ('simpleqa', 'browsecomp'):
+    with (tmp_path / f'{name}.csv').open('w', newline='') as file:
+      rows = csv.DictWriter(file, RECORDS[name])
+      rows.writeheader()
+      rows.writerow(RECORDS[name])
+    question, = questions.read(tmp_path / f'{name}.csv')
+    assert (question.text, question.answers) == EXPECTED[name][1:]
 
 
 def test_questions_without_an_id_are_named_by_their_text(tmp_path):
@@ -80,6 +100,7 @@ def test_a_long_answer_is_scored_against_the_best_of_several():
 @pytest.mark.parametrize('record, words', [
     ({'Question': 'Which?', 'Correct Answer': 'x'},
      'must have what gpqa has, Question, .*Incorrect Answer 1'),
+    (BROWSECOMP | {'answer': 'no base64'}, 'must have what browsecomp has, '),
     ({'problem': 'Who?'}, 'at least one golden answer.* or leave the row out'),
     ({'title': 3, 'answers': {'text': ['x']}}, 'must have what eli5 has')])
 def test_a_record_that_lacks_something_is_named(record, words, tmp_path):

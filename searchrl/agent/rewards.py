@@ -21,10 +21,20 @@ from searchrl.agent import formats
 from searchrl.texts import normalise
 from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
-RewardFn = Callable[[Trajectory], float | Scores]
 # Questions, and how often each is tried -> the tries of a frozen solver at
 # each. A reward whose first parameter is `play` is given one.
 Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgeError:
+  """The outcome of a judge that failed; its trajectory is not trained on."""
+
+  kind: str  # 'timeout', 'unavailable', 'no_verdict', ...
+  detail: str = ''
+
+
+RewardFn = Callable[[Trajectory], float | Scores | JudgeError]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +44,17 @@ class Judge:
   Trajectories with the same `Trajectory.group` are samples of one question.
   """
 
-  # Function from the trajectories of a round to their scores, in order.
-  score: Callable[[Sequence[Trajectory]], Sequence[Scores]]
+  # Function from the trajectories of a round to their scores, in order. One that
+  # cannot be judged has a JudgeError, and is not trained on.
+  score: Callable[[Sequence[Trajectory]], Sequence[Scores | JudgeError]]
   # True if no score depends on others, so that a round may be scored in parts.
   one_by_one: bool = False
   # True if the judge samples rollouts, so that all processes must call it. Else
   # the first process calls it for all.
   collective: bool = False
 
-  def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Scores]:
+  def __call__(self, trajectories: Sequence[Trajectory]
+              ) -> Sequence[Scores | JudgeError]:
     """Returns the scores of the trajectories, in their order."""
     return self.score(trajectories)
 
@@ -51,7 +63,8 @@ def each(reward: RewardFn) -> Judge:
   """Returns the judge that applies a reward function to each trajectory."""
   def score(trajectories):
     values = map(reward, trajectories)
-    return [v if isinstance(v, Scores) else Scores(v) for v in values]
+    return [v if isinstance(v, Scores | JudgeError) else Scores(v)
+            for v in values]
   return Judge(score, one_by_one=True)
 
 

@@ -44,6 +44,9 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   for part, numbers in sorted(parts.items()):
     values[f'reward/{part}/mean'] = _mean(numbers)
     values[f'reward/{part}/sum'] = float(sum(numbers))
+  errors = _mean(t.judge_error is not None for t in trajectories)
+  if errors:
+    values['reward/judge_error_rate'] = errors
   of_turns = [[reward for reward in t.turn_rewards if reward is not None]
               for t in trajectories if t.turn_rewards is not None]
   if of_turns:

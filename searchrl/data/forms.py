@@ -3,13 +3,15 @@
 """Converts records of benchmarks with other columns to FlashRAG's keys.
 
 FlashRAG's copies of ASQA and ELI5 need no conversion, but the originals do.
-FlashRAG has no copies of GPQA and SimpleQA. All files are jsonl or parquet. A
-user may add a form to `FORMS`; see docs/extend.md.
+FlashRAG has no copies of the others. Files are csv, jsonl or parquet. A user may
+add a form to `FORMS`; see docs/extend.md.
 """
 
+import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import hashlib
+import itertools
 from typing import Any
 
 _INCORRECT = tuple(f'Incorrect Answer {n}' for n in (1, 2, 3))
@@ -28,6 +30,9 @@ class Form:
   choices: Callable[[Mapping[str, Any]], Sequence[str]] = lambda record: ()
   also: tuple[str, ...] = ()  # other columns by which the form is recognised
   never: tuple[str, ...] = ()  # columns that the form does not have
+  # Function that decodes a record first.
+  decode: Callable[[Mapping[str, Any]], Mapping[str, Any]] = (
+      lambda record: record)
 
   @property
   def columns(self) -> tuple[str, ...]:
@@ -36,6 +41,7 @@ class Form:
 
   def convert(self, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the record with the keys of FlashRAG's jsonl."""
+    record = self.decode(record)
     text = record[self.question].strip()
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     # Sorted, so that a choice's place does not reveal the answer.
@@ -47,6 +53,19 @@ class Form:
             'data_source': self.name}
 
 
+def _decrypted(record: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a record of BrowseComp, whose question and answer are encrypted.
+
+  The key is the SHA-256 of the record's canary. Each byte of a text, in base64,
+  is XORed with the key's next byte, and the key repeats.
+  """
+  key = hashlib.sha256(record['canary'].encode()).digest()
+  return {**record, **{
+      name: bytes(byte ^ mask for byte, mask in zip(
+          base64.b64decode(record[name], validate=True), itertools.cycle(key))
+                 ).decode() for name in ('problem', 'answer')}}
+
+
 FORMS = [
     # Choices are scored by their text: the scores drop the letter A as an
     # article.
@@ -54,6 +73,12 @@ FORMS = [
          lambda record: [record['Correct Answer']],
          lambda record: [record['Correct Answer'], *(
              record[name] for name in _INCORRECT)], also=('Correct Answer',)),
+    Form('browsecomp', 'problem', 'id', ('answer', 'canary'),
+         lambda record: [record['answer']], decode=_decrypted,
+         also=('canary',)),
+    # The file of the published script, which decrypts it.
+    Form('browsecomp_plus', 'query', 'query_id', ('answer',),
+         lambda record: [record['answer']], also=('query_id', 'answer')),
     Form('simpleqa', 'problem', 'id', ('answer',),
          lambda record: [record.get('answer')]),
     Form('asqa', 'ambiguous_question', 'sample_id', ('annotations',),

@@ -169,7 +169,7 @@ def is_answerable(record: Record) -> bool:
 def _converted(form: forms.Form, row: Record, place: str) -> Record:
   try:
     return form.convert(row)
-  except (KeyError, TypeError, AttributeError) as error:
+  except (KeyError, TypeError, AttributeError, ValueError) as error:
     raise ValueError(
         f'{place} must have what {form.name} has, {", ".join(form.columns)}, '
         f'but {str(row)[:80]!r} has not: {type(error).__name__} '

@@ -27,6 +27,7 @@ from searchrl.evaluation import compare
 from searchrl.evaluation import baselines
 from searchrl.evaluation import scores as scores_lib
 from searchrl.evaluation import shards
+from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
@@ -81,6 +82,7 @@ def run(
     folder: pathlib.Path | None = None,
     shard: int = SHARD,
     title: str = 'Evaluating',
+    judge: scoring.Scorer | None = None,
 ) -> list[dict]:
   """Runs every case.
 
@@ -97,6 +99,7 @@ def run(
       not sampled again. None keeps the scores alone.
     shard: Number of trajectories that are sampled, and then written, at once.
     title: Text beside the bar.
+    judge: Judge whose verdicts are further columns; None: no judge.
 
   Returns:
     Rows for `figures.table`. Searches that failed count as wrong here.
@@ -114,7 +117,7 @@ def run(
           sampler, synced.weights, case, count, step, templates, tally)
       results.append((case, _case(
           play, case, max(shard // count, 1), count, sampler.tokenizer, label,
-          folder, tally)))
+          folder, tally, judge)))
   rows = [row | label for row in (
       *(row for case, scores in results for row in _rows(case, scores)),
       *_means(results))]
@@ -155,15 +158,15 @@ class _Tally:
 
 
 def _case(play: Play, case: EvalCase, size: int, samples: int, tokenizer: Any,
-          label: Mapping[str, str], folder: pathlib.Path | None, tally: _Tally
-         ) -> list[scores_lib.Score]:
+          label: Mapping[str, str], folder: pathlib.Path | None, tally: _Tally,
+          judge: scoring.Scorer | None) -> list[scores_lib.Score]:
   """Returns the scores of a case, in shards of `size` questions."""
   questions = case.dataset.questions
   scores: list[scores_lib.Score] = []
   for number, first in enumerate(range(0, len(questions), size)):
     file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
     shard = questions[first:first + size]
-    scores += _shard(play, case, shard, tokenizer, label, file)
+    scores += _shard(play, case, shard, tokenizer, label, file, judge)
     tally.end_shard(samples * len(shard))
     if len(questions) > _FEW:
       mean = sum(score.values[case.score] for score in scores) / len(scores)
@@ -190,8 +193,8 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
 
 
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
-           tokenizer: Any, label: Mapping[str, str], file: pathlib.Path | None
-          ) -> list[scores_lib.Score]:
+           tokenizer: Any, label: Mapping[str, str], file: pathlib.Path | None,
+           judge: scoring.Scorer | None) -> list[scores_lib.Score]:
   """Returns the scores of a shard of the questions, and writes its records."""
   recorded_scores = file and processes.on_first(str(file), lambda: [
       line['score'] for line in shards.read(file) or ()])
@@ -201,6 +204,9 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
   trajectories = play(questions)
   secs = time.perf_counter() - began
   scores = [scores_lib.score_trajectory(t) for t in trajectories]
+  if judge:
+    trajectories = judge(trajectories)
+    scores = [*map(scores_lib.with_judgement, scores, trajectories)]
   if file and processes.is_first():
     _note_seconds(file, secs / len(questions))
     shards.write(file, [{**label, **_record(case, t, score, tokenizer)}
@@ -278,7 +284,8 @@ def _row(name: str, engine: str, decoding: str, hops: int | str,
   """Returns means over all samples of each set, then over the sets."""
   means = [scores_lib.means(scores) for scores in sets]
   values = {key: float(np.mean([of_set[key] for of_set in means]))
-            for key in scores_lib.NAMES}
+            for key in (*scores_lib.NAMES, *scores_lib.JUDGED)
+            if all(key in of_set for of_set in means)}
   by_set = [list(compare.by_question(scores, score).values())
             for scores in sets]
   count = sum(map(len, by_set))

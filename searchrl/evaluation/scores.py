@@ -13,6 +13,7 @@ from searchrl.trajectory import Passage, Trajectory
 
 # Columns of a table, in their order. A search that failed counts as wrong.
 ANSWERS = ('em', 'subem', 'f1')  # scores of an answer
+JUDGED = ('judged', 'agrees_with_em', 'judge_error')  # of a judge, if any
 NAMES = (*ANSWERS, 'recall', 'hit@1', 'searches', 'queries',
          'answered', 'finished', 'tokens')
 
@@ -58,6 +59,19 @@ def score_trajectory(trajectory: Trajectory) -> Score:
                           for turn in trajectory.turns))})
 
 
+def with_judgement(score: Score, judged: Trajectory) -> Score:
+  """Returns a score with JUDGED, which a judged trajectory has.
+
+  Without a verdict, it has `judge_error` alone. A failed search counts as wrong.
+  """
+  values = {'judge_error': float(judged.judge_error is not None)}
+  if judged.judge_error is None:
+    reward = judged.reward or 0.0
+    values |= {'judged': reward,
+               'agrees_with_em': float(reward == score.values['em'])}
+  return dataclasses.replace(score, values={**score.values, **values})
+
+
 def has_gold(passage: Passage, golds: Sequence[str]) -> bool:
   """Returns whether a normalised gold answer occurs in a passage."""
   text = rewards.normalise(f'{passage.title} {passage.text}')
@@ -71,9 +85,11 @@ def _with_firsts(passages: Sequence[Passage]) -> list[tuple[Passage, bool]]:
 
 
 def means(scores: Sequence[Score]) -> dict[str, float]:
-  """Returns the mean of each value."""
-  return {name: float(np.mean([score.values[name] for score in scores]))
-          for name in NAMES}
+  """Returns the mean of each value, over the scores that have it."""
+  values = {name: [score.values[name] for score in scores
+                   if name in score.values] for name in (*NAMES, *JUDGED)}
+  return {name: float(np.mean(numbers)) for name, numbers in values.items()
+          if numbers}
 
 
 def sample_statistics(scores: Sequence[Score], name: str = 'em'

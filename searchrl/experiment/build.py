@@ -65,6 +65,7 @@ class Experiment:
   stream: questions_lib.Stream
   search: SearchFn
   scorer: scoring.Scorer
+  judge: scoring.Scorer | None  # of evaluations
   rounds: collect.Rounds
   cases: list[evaluator.EvalCase]
   lockstep: locksteps.LockstepCheck
@@ -83,6 +84,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   init_from.check(config, folder)
   processes.agree('config', json.loads(config.to_json()))
   recipe, scored = algorithm(config), scorer(config)
+  judge = evaluation_judge(config)
   collect.check(rounds(config.rollout), scored)
   _warn_of_outcome(config, recipe)
   lockstep = locksteps.LockstepCheck(config.train.lockstep)
@@ -122,7 +124,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   workdir.note('questions', lambda: fingerprint.questions([data, *sets]))
   return Experiment(
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
-      start=start, stream=stream, search=search, scorer=scored,
+      start=start, stream=stream, search=search, scorer=scored, judge=judge,
       rounds=rounds(config.rollout),
       cases=cases, lockstep=lockstep)
 
@@ -196,6 +198,28 @@ def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
     reward = functools.partial(reward, play)
   return scoring.Scorer(_judge(reward, config.reward), outcome, config.reward,
                         _turn_reward(config))
+
+
+def evaluation_judge(config) -> scoring.Scorer | None:
+  """Returns the judge of config.evaluate.judge; None without one.
+
+  Raises:
+    ValueError: The judge cannot be used.
+  """
+  options = config.evaluate.get('judge')
+  if not options or not options.name:
+    return None
+  field = 'evaluate.judge.name'
+  judge = plugins.bind(
+      options.name, dict(options.options), field=field,
+      option_field='evaluate.judge.options',
+      ours='searchrl.rollouts.judged:judged')
+  if plugins.argument(judge) == 'play':
+    raise ValueError(
+        f'{field} must be a judge without a solver, but is {options.name}, '
+        'which takes one. Serve its model with configs/serve_model.py, and '
+        'name searchrl.rollouts.judged:judged with its url.')
+  return scoring.Scorer(_judge(judge, options.name), name=options.name)
 
 
 def _turn_reward(config) -> scoring.TurnReward | None:

@@ -43,7 +43,14 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
       'prompt': _digest(''.join(
           [dialogue.head, dialogue.template, dialogue.tail]).encode()),
       'budgets': config.rollout.budgets.to_dict(),
+      **_judge(config.evaluate),
       'revision': workdirs.environment()['git']}
+
+
+def _judge(evaluate: Any) -> dict[str, Any]:
+  """Returns the judge of an evaluation; {} without one."""
+  judge = evaluate.get('judge')
+  return {'judge': judge.to_dict()} if judge and judge.name else {}
 
 
 def questions(sets: Sequence[datasets.Dataset]) -> dict[str, str]:

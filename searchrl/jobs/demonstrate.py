@@ -43,6 +43,7 @@ _LEFT_OUT = {
     'no action': 'have a turn that is no action',
     'no end': 'reached a limit of rollout.budgets or rollout.max_length',
     'no search': 'had a search that failed',
+    'no verdict': 'have no reward, because their judge failed',
     'not found': 'searched without finding the answer of a hop',
     'reward': 'have a lower reward',
     'most': 'are more than are kept of a question or of a hop count'}
@@ -253,6 +254,8 @@ def why_not(trajectory: Trajectory, author: Author, options: Any) -> str:
     return 'no end'
   if author.misses(trajectory):
     return 'not found'
+  if trajectory.judge_error:
+    return 'no verdict'
   return '' if trajectory.reward >= options.least_reward else 'reward'
 
 

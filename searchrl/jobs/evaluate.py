@@ -15,6 +15,7 @@ from searchrl.experiment import (build, config_checks, fingerprint,
                                  run_defaults, policy)
 from searchrl.experiment import search as searches
 from searchrl.experiment import toolsets
+from searchrl.rollouts import scoring
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
@@ -44,6 +45,7 @@ def run(config, workdir: str) -> None:
   config_checks.check_worlds(config)
   _check_sets(config)
   _check_methods(options)
+  judge = build.evaluation_judge(config)
   directory = workdirs.Workdir(folder, config)
   directory.check()
   model = None if options.methods else policy.folder_of(config)
@@ -63,7 +65,7 @@ def run(config, workdir: str) -> None:
   directory.note('search', lambda: searched)
   if options.methods:
     cases = searches.cases(through, sets, options, seed=config.seed)
-    _compare(config, cases, sets, searched, folder)
+    _compare(config, cases, sets, searched, folder, judge)
     return
   cases = searches.cases(through, sets, options, seed=config.seed,
                          bind=toolsets.of_sampler(loaded[0], config.seed))
@@ -71,7 +73,7 @@ def run(config, workdir: str) -> None:
       config, loaded[0], sets, searched, options.run))
   rows = evaluator.run(
       *loaded, cases, step=options.step, samples=options.samples,
-      fingerprint=fingerprint.of(facts), folder=folder)
+      fingerprint=fingerprint.of(facts), folder=folder, judge=judge)
   processes.on_first('fingerprint', lambda: _note(
       folder, facts, fingerprint.overlap(options.run, sets)))
   if processes.is_first():
@@ -110,7 +112,7 @@ def _note(folder: pathlib.Path, facts: Any, overlap: dict[str, float]) -> None:
 
 def _compare(config, cases: Sequence[evaluator.EvalCase],
              sets: Sequence[datasets.Dataset], searched: Any,
-             folder: pathlib.Path) -> None:
+             folder: pathlib.Path, judge: scoring.Scorer | None) -> None:
   """Evaluates all methods; writes and prints one table and the differences."""
   options, rows, timed = config.evaluate, [], []
   loaded: Any = None  # the last model, with its sampler
@@ -139,7 +141,7 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
         step=options.step, samples=options.samples,
         templates=prompts.SETS[options.prompts],
         fingerprint=fingerprint.of(facts), folder=here,
-        title=f'Evaluating {name}')
+        title=f'Evaluating {name}', judge=judge)
     processes.on_first('fingerprint', lambda: _note(
         here, facts, fingerprint.overlap(method.run, sets)))
     note = '' if method.taught else 'prompt never taught'

@@ -149,7 +149,7 @@ def _evaluate(experiment: build.Experiment, params, name: str,
         f'after step {step}')
     rows = evaluator.run(
         experiment.sampler, params, experiment.cases, folder=folder,
-        title=f'Evaluating {when}')
+        title=f'Evaluating {when}', judge=experiment.judge)
   values = evaluator.scalars(rows)
   if not all(writer.holds(step, value) for value in values):
     writer.write(step, values)

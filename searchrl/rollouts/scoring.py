@@ -77,7 +77,7 @@ class Scorer:
     return [self._fields(t, s) for t, s in zip(trajectories, scores)]
 
   def _judge_round(self, trajectories: Sequence[Trajectory]
-                  ) -> Sequence[Scores]:
+                  ) -> Sequence[Scores | rewards.JudgeError]:
     """Returns a score for each trajectory, from one call of the judge."""
     scores = _call(self.judge.score, trajectories, self.name, trajectories)
     if not hasattr(scores, '__len__') or len(scores) != len(trajectories):
@@ -88,9 +88,12 @@ class Scorer:
           f'{_name(trajectories)}. Return them in the order they came in.')
     return scores
 
-  def _fields(self, trajectory: Trajectory, scores: Scores) -> dict[str, Any]:
+  def _fields(self, trajectory: Trajectory, scores: Scores | rewards.JudgeError
+             ) -> dict[str, Any]:
     """Returns a trajectory's new fields."""
     named = _name([trajectory])
+    if isinstance(scores, rewards.JudgeError):
+      return {'judge_error': f'{scores.kind}: {scores.detail}'}
     if not isinstance(scores, Scores):
       raise ValueError(f'{self.name} must return Scores, but returned '
                        f'{scores!r} for {named}. {_WAY_OUT}')
@@ -124,7 +127,7 @@ class Scorer:
 
 def _scored(trajectory: Trajectory, fields: dict[str, Any]) -> Trajectory:
   """Returns a trajectory with scores that JSON has held."""
-  turns = fields['turn_rewards']
+  turns = fields.get('turn_rewards')
   return dataclasses.replace(trajectory, **fields | {
       'turn_rewards': None if turns is None else tuple(turns)})
 

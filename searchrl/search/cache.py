@@ -11,19 +11,21 @@ damaged record is searched again. A file that is not such a cache is an error.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
 import json
 import pathlib
 import sqlite3
 import threading
+from typing import Any, TypeVar
 
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
 _FORMAT = 1
 _Key = tuple[str, int]  # text, top_k
+Key = TypeVar('Key', bound=tuple)  # what JSON can hold
 
 
 class Cached:
@@ -69,7 +71,9 @@ class Cached:
                 if not isinstance(result, SearchError)}
     self._keep(passages)
     if self._store:
-      self._store.write(self._index, passages)
+      self._store.write(self._index, {
+          key: [dataclasses.astuple(passage) for passage in found]
+          for key, found in passages.items()})
     self._counts.add(queries=len(keys),
                      hits=sum(key not in missing for key in keys))
     results = known | fresh
@@ -105,7 +109,9 @@ class Cached:
       for key in recent:
         self._recent.move_to_end(key)
     rest = [key for key in keys if key not in recent]
-    stored = self._store.read(self._index, rest) if self._store else {}
+    records = self._store.read(self._index, rest) if self._store else {}
+    stored = {key: tuple(Passage(*fields) for fields in record)
+              for key, record in records.items()}
     self._keep(stored)
     return {**recent, **stored}
 
@@ -122,12 +128,16 @@ class Store:
   Attributes:
     faults: Numbers of damaged and of unwritten records.
 
+  Args:
+    path: Path of the file.
+    field: Config field that names it, for error messages.
+
   Raises:
     ValueError: The file is not a cache of this format, or is damaged.
   """
 
-  def __init__(self, path: pathlib.Path):
-    self._path, self._lock = path, threading.Lock()
+  def __init__(self, path: pathlib.Path, field: str = 'search.options.path'):
+    self._path, self._lock, self._field = path, threading.Lock(), field
     self.faults = engine_wrappers.Counts()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -136,8 +146,8 @@ class Store:
     except sqlite3.DatabaseError as error:
       raise self._not_a_cache(str(error)) from error
 
-  def read(self, index: str, keys: Sequence[_Key]) -> dict[_Key, Passages]:
-    """Returns the stored results of some queries, without damaged records."""
+  def read(self, index: str, keys: Sequence[Key]) -> dict[Key, Any]:
+    """Returns the stored results of some keys, without damaged records."""
     keys_by_name = {_name(index, key): key for key in keys}
     with self._lock:
       try:
@@ -150,16 +160,13 @@ class Store:
     whole = [(name, record) for name, record, digest in rows if isinstance(
         record, bytes) and digest == _digest(name, record)]
     self.faults.add(damaged=len(rows) - len(whole))
-    return {keys_by_name[name]: tuple(
-        Passage(*fields) for fields in json.loads(record))
-            for name, record in whole}
+    return {keys_by_name[name]: json.loads(record) for name, record in whole}
 
-  def write(self, index: str, results: dict[_Key, Passages]) -> None:
-    """Stores results; a newer result replaces an older one."""
+  def write(self, index: str, results: Mapping[Key, Any]) -> None:
+    """Stores what JSON can hold; a newer result replaces an older one."""
     rows = []
-    for key, passages in results.items():
-      name = _name(index, key)
-      record = json.dumps([dataclasses.astuple(p) for p in passages]).encode()
+    for key, result in results.items():
+      name, record = _name(index, key), json.dumps(result).encode()
       rows.append((name, record, _digest(name, record)))
     with self._lock:
       try:
@@ -188,12 +195,12 @@ class Store:
 
   def _not_a_cache(self, reason: str) -> ValueError:
     return ValueError(
-        f'search.options.path must be a cache of searches, or no file yet, but '
-        f'{self._path} is not: {reason}. Remove the file, or name another; its '
-        'searches are asked again.')
+        f'{self._field} must be a cache of this kind, or no file yet, but '
+        f'{self._path} is not: {reason}. Remove the file, or name another; '
+        'what it held is asked again.')
 
 
-def _name(index: str, key: _Key) -> str:
+def _name(index: str, key: Key) -> str:
   return hashlib.sha256(json.dumps([index, *key]).encode()).hexdigest()
 
 

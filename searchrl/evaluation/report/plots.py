@@ -18,6 +18,8 @@ from searchrl.runtime import alerts
 PANELS = {  # title and unit by metric
     'critic/score/mean': ('outcome', 'mean of a step'),
     'critic/rewards/mean': ('reward', 'mean of a step'),
+    'reward/agrees_with_em/mean': ('the judge agrees with exact match',
+                                   'share of the answers'),
     'search/calls_per_traj': ('searches', 'a question'),
     'response_length/mean': ('response length', 'tokens'),
     'actor/entropy': ('entropy', 'nats a token'),
