@@ -28,8 +28,8 @@ def init(params: Params) -> Params:
 def logical_axes(config: TransformerConfig) -> Params:
   """Returns the logical axes of every leaf, as a tree like that of `init`."""
   axes = transformer.logical_axes(config)
-  axes.pop('head', None)
-  return {**axes, 'value': {'kernel': ('embed', None), 'bias': (None,)}}
+  backbone = {k: v for k, v in axes.items() if k != 'head'}
+  return {**backbone, 'value': {'kernel': ('embed', None), 'bias': (None,)}}
 
 
 def token_values(

@@ -369,6 +369,7 @@ def abstract(config: TransformerConfig, dtype: str = 'float32') -> Params:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
 
 
+@functools.cache
 def logical_axes(config: TransformerConfig) -> Params:
   """Returns the logical axes of every leaf, as a tree like that of `init`."""
   return axes_of(lambda key: _boxed(config, key))
