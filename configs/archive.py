@@ -105,7 +105,7 @@ def _data() -> ml_collections.ConfigDict:
       test_share=field(0.4, above=0, below=1),
       train_per_kind=field(300, at_least=1),  # questions of each of five kinds
       test_per_kind=field(100, at_least=1),
-      demonstrations=field(1600, at_least=1),
+      demonstrations=field(2400, at_least=1),
       # Probabilities that the demonstrations' agent uses a tool.
       habits=dict(opens=field(0.5, at_least=0, at_most=1),
                   reads_on=field(0.5, at_least=0, at_most=1),
@@ -118,7 +118,7 @@ def _tune() -> ml_collections.ConfigDict:
   del config.dialogue, config.data['demonstrations']
   config.data.update(train=f'{_DATA}/demonstrations.jsonl',
                      validation_share=0.04)
-  config.train.update(epochs=2, validate_every=0)
+  config.train.update(epochs=4, validate_every=0)
   config.optimizer.learning_rate = 1e-3
   return config
 
