@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 import functools
 import os
-import sys
 import threading
 import time
 from typing import Any
 
+from searchrl.runtime import log
 from searchrl.trajectory import SearchError, Tool, ToolCall, ToolResult
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.5, 30.0
@@ -144,8 +144,8 @@ class _Server:
               f'{error}. Start it, and run the same command to go on from the '
               'last checkpoint.') from error
         if pause == _FIRST_PAUSE_SECS:
-          print(f'Warning: the MCP server {self._place} fails, so the run is '
-                f'paused, up to {self._pause_secs:g} s.', file=sys.stderr)
+          log.say(f'Warning: the MCP server {self._place} fails, so the run is '
+                  f'paused, up to {self._pause_secs:g} s.')
         time.sleep(min(pause, left))
         pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
