@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 # pylint: disable=g-import-not-at-top
 from searchrl.experiment import policy as policies
 from searchrl.models import attention
+from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.rl import algorithms
@@ -217,7 +218,7 @@ def report(options, shape, batch, steps) -> None:
 def model_flops(shape: transformer.TransformerConfig, lengths: np.ndarray
                ) -> float:
   """Forward and backward of these documents; see the top of this file."""
-  parameters = sum(x.size for x in jax.tree.leaves(transformer.abstract(shape)))
+  _, parameters = sizes.parameters(shape)
   if not shape.tie_word_embeddings:
     parameters -= shape.vocab_size * shape.hidden_size
   per_pair = (6 * shape.num_hidden_layers * shape.num_attention_heads

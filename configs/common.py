@@ -207,6 +207,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # also chooses microbatch_rows if it is 0.
       remat=field('', one_of=REMAT),
       dtype=field('float32', one_of=DTYPES),  # dtype of activations
+      # Coefficient of the loss that balances experts.
+      router_aux_loss_coef=field(0.0, at_least=0),
   )
   config.mesh = mesh()
   config.train = dict(
@@ -310,7 +312,8 @@ def mesh() -> dict[str, Any]:
   """Returns the number of devices on each axis of a mesh."""
   return {axis: field(ways, lambda ways: ways == -1 or ways >= 1,
                       'at least 1, or -1 for the rest of the devices')
-          for axis, ways in dict(data=-1, fsdp=1, tensor=1).items()}
+          for axis, ways in dict(data=-1, fsdp=1, tensor=1).items()} | {
+              'expert': field(1, at_least=1)}
 
 
 def plan() -> dict[str, Any]:

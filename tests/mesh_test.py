@@ -74,18 +74,28 @@ def test_slices_of_tpus_have_whole_models(monkeypatch):
 
 
 def test_spec_follows_the_table():
-  spec = mesh_lib.spec(('batch', 'length', None, 'vocab'))
+  mesh = mesh_lib.make()
+  spec = mesh_lib.spec(mesh, ('batch', 'length', None, 'vocab'))
   assert spec == PartitionSpec(('data', 'fsdp'), None, None, 'tensor')
-  spec = mesh_lib.spec(('layers', 'embed', 'mlp'))
+  spec = mesh_lib.spec(mesh, ('layers', 'embed', 'mlp'))
   assert spec == PartitionSpec(None, 'fsdp', 'tensor')
+  axes = 'layers', 'experts', 'embed', 'mlp'
+  assert mesh_lib.spec(mesh, axes) == PartitionSpec(
+      None, None, 'fsdp', 'tensor')
+  mesh = mesh_lib.make(expert=2)
+  assert dict(mesh.shape) == {'data': 4, 'fsdp': 1, 'expert': 2, 'tensor': 1}
+  assert mesh_lib.spec(mesh, axes) == PartitionSpec(
+      None, 'expert', 'fsdp', 'tensor')
+  assert mesh_lib.spec(mesh, ('batch',)) == PartitionSpec(
+      ('data', 'fsdp', 'expert'))
   with pytest.raises(ValueError, match="one of .*'batch'.* but is 'widht'"):
-    mesh_lib.spec(('widht',))
+    mesh_lib.spec(mesh, ('widht',))
 
 
 def test_every_mesh_axis_of_the_table_exists():
   targets = [t if isinstance(t, tuple) else (t,)
              for t in mesh_lib.RULES.values() if t is not None]
-  assert {axis for target in targets for axis in target} == set(mesh_lib.AXES)
+  assert {axis for target in targets for axis in target} == {*mesh_lib.AXES, 'expert'}
 
 
 def test_shardings_keep_the_tree_even_with_optimizer_states():

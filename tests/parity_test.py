@@ -14,6 +14,7 @@ from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import policy as policies
 from searchrl.models import crossencoder
 from searchrl.models import encoder
+from searchrl.models import experts
 from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -22,6 +23,7 @@ from searchrl.models.inference import stops
 
 torch = pytest.importorskip('torch', reason="pip install -e '.[parity]'")
 transformers = pytest.importorskip('transformers')
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 CONTINUED = 40  # tokens
 SHAPE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
@@ -30,6 +32,7 @@ SHAPE = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2,
 LLAMA3 = {'rope_type': 'llama3', 'rope_theta': 500.0, 'factor': 8.0,
           'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
           'original_max_position_embeddings': 32}
+EXPERTS = dict(head_dim=16, num_experts=5, moe_intermediate_size=24)
 FAMILIES = {
     'qwen2': ('Qwen2Config', {}),
     'qwen2 tied': ('Qwen2Config', dict(tie_word_embeddings=True)),
@@ -38,6 +41,14 @@ FAMILIES = {
     'qwen3': ('Qwen3Config', dict(head_dim=16)),
     'qwen3 with biases': ('Qwen3Config', dict(
         head_dim=16, attention_bias=True, tie_word_embeddings=True)),
+    'qwen3 with experts': ('Qwen3MoeConfig', dict(
+        EXPERTS, num_experts_per_tok=2)),
+    'qwen3 with experts whose weights add up to 1': ('Qwen3MoeConfig', dict(
+        EXPERTS, num_experts_per_tok=3, norm_topk_prob=True,
+        tie_word_embeddings=True)),
+    'qwen3 with many experts and biases': ('Qwen3MoeConfig', dict(
+        EXPERTS, num_experts=16, num_experts_per_tok=4, norm_topk_prob=True,
+        attention_bias=True, num_hidden_layers=3)),
     'llama 2': ('LlamaConfig', {}),
     'llama 3': ('LlamaConfig', dict(
         rope_parameters=LLAMA3, tie_word_embeddings=True)),
@@ -233,6 +244,17 @@ def test_greedy_continuations(family):
   while not stopped:
     stopped = engine.decode()
   assert list(stopped[0].tokens) == expected
+
+
+def test_the_balance_of_experts_is_the_loss_of_transformers():
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(3, 20, 8)).astype(np.float32)  # of 3 layers
+  used = rng.random(20) < .7
+  theirs = modeling_qwen3_moe.load_balancing_loss_func(
+      tuple(map(torch.tensor, logits)), 8, 2, torch.tensor(used[None]))
+  loads = [experts.load(experts.route(x, 2, False), used) for x in logits]
+  ours = experts.balance(jax.tree.map(lambda *x: np.stack(x), *loads))
+  np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 @pytest.mark.parametrize('kind', ['BertModel', 'BertForMaskedLM'])

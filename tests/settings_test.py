@@ -40,6 +40,7 @@ PARAMETERS = {  # as the hub counts those of the safetensors
     'qwen3-0.6b': 751_632_384 - 151_936 * 1024,
     'qwen3-1.7b': 2_031_739_904 - 151_936 * 2048,
     'qwen3-4b': 4_022_468_096, 'qwen3-8b': 8_190_735_360,
+    'qwen3-30b-a3b': 30_532_122_624,
     'llama-3.2-1b': 1_235_814_400, 'llama-3.2-3b': 3_212_749_824,
     'deepseek-r1-distill-qwen-7b': 7_615_616_512,
     'deepseek-r1-distill-qwen-14b': 14_770_033_664}

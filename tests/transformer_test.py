@@ -19,11 +19,13 @@ import tiny
 
 from searchrl.models import attention
 from searchrl.models import policy_logprobs
+from searchrl.models import rotary
 from searchrl.models import transformer
 from searchrl.models import weights
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
-FOLDERS = ('qwen2_tied', 'qwen2_untied', 'qwen3', 'llama', 'mistral')
+FOLDERS = ('qwen2_tied', 'qwen2_untied', 'qwen3', 'qwen3_moe', 'llama',
+           'mistral')
 golden_folders = pytest.mark.parametrize('name', FOLDERS)
 ROWS, LENGTH = 2, 14
 UNTIED = dataclasses.replace(tiny.CONFIG, tie_word_embeddings=False)
@@ -185,7 +187,7 @@ def test_slow_frequencies_are_scaled_as_in_llama_3():
       frequency = (1 - smooth) * frequency / 8 + smooth * frequency
     expected.append(frequency)
   assert len(kinds) == 3
-  np.testing.assert_allclose(transformer._stretched(
+  np.testing.assert_allclose(rotary.stretched(
       jnp.float32(frequencies), rope), expected, rtol=1e-5)
 
 

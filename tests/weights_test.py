@@ -27,7 +27,8 @@ from searchrl.models import transformer
 from searchrl.models import weights
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
-FOLDERS = ('qwen2_tied', 'qwen2_untied', 'qwen3', 'llama', 'mistral')
+FOLDERS = ('qwen2_tied', 'qwen2_untied', 'qwen3', 'qwen3_moe', 'llama',
+           'mistral')
 golden_folders = pytest.mark.parametrize('name', FOLDERS)
 
 
@@ -251,6 +252,20 @@ def index_with(**changes):
       name.replace('__', '.'): file for name, file in changes.items()})
 
 
+@pytest.mark.parametrize('changes, message', [
+    (dict(decoder_sparse_step=2), 'all layers must have experts, but .* has '
+     'decoder_sparse_step 2 and mlp_only_layers'),
+    (dict(mlp_only_layers=[0]), r'mlp_only_layers \[0\], which is not'),
+    (dict(num_experts_per_tok=7), 'at most num_experts, 6, but is 7'),
+    (dict(moe_intermediate_size='24'), "whole number .* but is '24'")])
+def test_experts_that_are_not_implemented_are_refused(
+    changes, message, tmp_path):
+  folder = shutil.copytree(GOLDEN / 'qwen3_moe', tmp_path / 'model')
+  edit_config(folder, **changes)
+  with pytest.raises(ValueError, match=message):
+    weights.read_config(folder)
+
+
 def store_it_twice(folder):
   shutil.copy(folder / 'model.safetensors', folder / 'a.safetensors')
   (folder / 'model.safetensors').rename(folder / 'b.safetensors')
@@ -273,7 +288,7 @@ def rope(**changes):
     (only_pickle, FileNotFoundError,
      r'must hold \*.safetensors, but .*model has none.*bin'),
     (lambda f: edit_config(f, architectures=['GPT2LMHeadModel']), ValueError,
-     r"one of \['Llama.*'Qwen3ForCausalLM'\].* names 'GPT2LMHeadModel'"),
+     r"one of \['Llama.*'Qwen3MoeForCausalLM'\].* names 'GPT2LMHeadModel'"),
     (lambda f: edit_config(f, architectures=...), ValueError, "names 'none'"),
     (lambda f: edit_config(f, hidden_size=...), ValueError,
      "config.json.*'hidden_size'"),

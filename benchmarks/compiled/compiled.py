@@ -28,7 +28,8 @@ All figures are of one chip and one unit of work:
   advantages  PPO's (GAE) of a batch         the batch, on one chip
   search      64 queries                     the rows and their scales
 
-  W  weights in bfloat16, but an untied input embedding
+  W  weights in bfloat16, but an untied input embedding; in a decode, of the
+     experts those that are chosen, if the router chose evenly
   C  keys and values of all tokens held; slots are full     k: of one token
   W' C'  in layers alone, of the last one what makes keys and values
   B  slots; each tile is the end of another one     m  what is moved
@@ -187,6 +188,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
                       help='of a learner, and of a search')
   parser.add_argument('--fsdp', type=int, default=0,
                       help='of a learner; the rest is tensor. 0: all chips')
+  parser.add_argument('--expert', type=int, default=1,
+                      help='ways of experts, of engines and of a learner')
   parser.add_argument('--remat', default='nothing', help='of a learner')
   parser.add_argument('--row-length', type=int, default=4096)
   parser.add_argument('--flags', default='', help='of XLA: name=value,...')
@@ -195,7 +198,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
   options = parser.parse_args(arguments)
   if options.layers < 2:
     parser.error('--layers must be at least 2: half as many are compiled, too')
-  options.fsdp = options.fsdp or options.chips
+  options.fsdp = options.fsdp or options.chips // options.expert
   return options
 
 
@@ -208,15 +211,20 @@ def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
   for config in configs.values():
     config.rollout.max_length = options.row_length
     config.learner.remat = options.remat
-  mesh = mesh_of(options.chip, options.fsdp, options.chips // options.fsdp)
+  mesh = mesh_of(
+      options.chip, options.fsdp,
+      options.chips // options.fsdp // options.expert, options.expert)
   split = ' x '.join(f'{axis} {n}' for axis, n in mesh.shape.items() if n > 1)
   partial = functools.partial
   kind = '' if options.attention == 'auto' else f', {options.attention}'
   for name in options.programs.split(','):
     if name in ('decode', 'append', 'copy', 'begin', 'release'):
       for tensor, slots in itertools.product(options.tensor, options.slots):
-        yield f'{name}, {slots} slots, tensor {tensor}{kind}', True, partial(
-            engine, name, options, mesh_of(options.chip, 1, tensor), slots)
+        ways = f'tensor {tensor}' + (
+            f' x expert {options.expert}' if options.expert > 1 else '')
+        yield f'{name}, {slots} slots, {ways}{kind}', True, partial(
+            engine, name, options, mesh_of(
+                options.chip, 1, tensor, options.expert), slots)
     elif name == 'hand-over':
       for tensor in options.tensor:
         yield f'{name}, {split} to tensor {tensor}', False, partial(
@@ -233,12 +241,13 @@ def name_of(size: str) -> str:
   return size if '-' in size else f'qwen2.5-{size}'
 
 
-def mesh_of(chip: str, fsdp: int, tensor: int) -> jax.sharding.Mesh:
+def mesh_of(chip: str, fsdp: int, tensor: int, expert: int = 1
+           ) -> jax.sharding.Mesh:
   """A mesh of chips that need not exist, of the least slice that has them.
 
   A whole slice is ordered as in training, by its links.
   """
-  count = fsdp * tensor
+  count = fsdp * tensor * expert
   kind = devices_lib.KINDS[chip]
   slices = (count,) if kind.torus is None else _SLICES
   found = devices_lib.to_compile_for(
@@ -247,8 +256,10 @@ def mesh_of(chip: str, fsdp: int, tensor: int) -> jax.sharding.Mesh:
     raise SystemExit(
         "it takes the chip's compiler: pip install -e '.[compile]'")
   if len(found) == count:
-    return meshes.make(data=1, fsdp=fsdp, tensor=tensor, devices=found)
-  return meshes.in_order(np.array(found[:count]).reshape(1, fsdp, tensor))
+    return meshes.make(data=1, fsdp=fsdp, tensor=tensor, expert=expert,
+                       devices=found)
+  return meshes.in_order(np.array(found[:count]).reshape(
+      1, fsdp, *([expert] if expert > 1 else []), tensor))
 
 
 def of_depths(options, label: str, is_unrolled: bool,
@@ -286,12 +297,13 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
   All that is known here of the engine's programs and of its State is in this
   function and the two after it. The leaves of a State that hold floats are its cache.
   """
-  if shape.num_key_value_heads % mesh.size:
+  tensor, copies = mesh.shape['tensor'], meshes.ways(mesh, 'batch')
+  if shape.num_key_value_heads % tensor:
     raise ValueError(f'rollout.tensor must divide the KV heads of the model, '
-                     f'{shape.num_key_value_heads}, but is {mesh.size}.')
+                     f'{shape.num_key_value_heads}, but is {tensor}.')
   split, read = functools.partial(meshes.shardings, mesh), meshes.sharding(
       mesh, ())
-  layout = layout_of(options, mesh, slots, shape)
+  layout = layout_of(options, mesh, slots // copies, shape)
   axes, state_axes = transformer.logical_axes(shape), slots_lib.logical_axes(
       shape, layout)
   axes = slots_lib.unstacked_axes(axes, shape.num_hidden_layers)
@@ -299,7 +311,7 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
       functools.partial(slots_lib.unstacked, dtype=DTYPE),
       transformer.abstract(shape)), axes)
   state = on(mesh, jax.eval_shape(functools.partial(
-      slots_lib.empty, shape, layout, 1, DTYPE)), state_axes)
+      slots_lib.empty, shape, layout, copies, DTYPE)), state_axes)
   cache = tuple(x for x in jax.tree.leaves(state)
                 if jnp.issubdtype(x.dtype, jnp.floating))
   given = lambda *dims, dtype=jnp.int32: jax.ShapeDtypeStruct(
@@ -311,7 +323,7 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
   held, pairs = bytes_of(cache), (  # FLOPs of a query and a key
       4 * shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
       / mesh.size)
-  token = held / slots / options.length
+  token = held * copies / slots / options.length
   common = dict(cache=cache, context=options.length, trips=blocks)
   if name in ('copy', 'begin', 'release'):
     return between_decodes(name, state, layout, given, split(state_axes),
@@ -323,14 +335,19 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
                   out_shardings=(split(state_axes), read))
     stop = stops.StopTable(*(given(64, shape.vocab_size, dtype=dtype)
                              for dtype in (jnp.uint8, jnp.bool)))
-    once = bytes_of(params) - bytes_of(params['embed'] if 'head' in params
-                                       else ())
+    whole = bytes_of(params) - bytes_of(
+        params['embed'] if 'head' in params else ())
+    experts = of_experts(params)
+    once = whole - (1 - chosen(shape, slots)) * experts
+    used = whole - experts + copies * chosen(shape, 1) * experts
     return Program(
         ((run, (params,), dict(
             state=state, stop=stop, temperature=given(dtype=jnp.float32),
             truncation=None, slot=None, pages=pages(slots))),),
-        needed=once + held + slots * token, units=options.steps, tokens=slots,
-        flops=slots * (2 * once / item + pairs * options.length), **common)
+        needed=once + held + slots / copies * token, units=options.steps,
+        tokens=slots, flops=slots / copies * (
+            2 * used / item + pairs * copies * options.length),
+        **common)
   run = jax.jit(functools.partial(slots_lib.append, config=shape,
                                   layout=layout), donate_argnames='state',
                 out_shardings=split(state_axes))
@@ -338,14 +355,33 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
   *before, last = params['layers']  # of which nobody reads the output
   in_layers = bytes_of((before, last['attention_norm'], last['k'], last['v']))
   tokens, others = tiles * options.tile, len(before) / (len(before) + 1)
+  experts = of_experts({'layers': before})
+  used = in_layers - experts + copies * chosen(shape, 1) * experts
   return Program(
       ((run, (params,), dict(
           state=state, slot=given(tiles), tokens=given(tiles, options.tile),
           start=given(tiles), length=given(tiles), pages=pages(tiles))),),
-      needed=in_layers + others * held * tiles / slots + tokens * token,
-      tokens=tokens, flops=tokens * (2 * in_layers / item + others * pairs * (
-          options.length - (options.tile - 1) / 2)),
+      needed=in_layers + others * held * tiles / slots + (
+          tokens / copies * token),
+      tokens=tokens, flops=tokens / copies * (2 * used / item) + (
+          tokens * others * pairs * (options.length - (options.tile - 1) / 2)),
       attended=tiles / slots, **common)
+
+
+def chosen(shape, slots: int) -> float:
+  """The share of the experts that some slot chose, if the router chose evenly.
+  """
+  if shape.experts is None:
+    return 1
+  each = shape.experts.num_experts_per_tok / shape.experts.num_experts
+  return 1 - (1 - each) ** slots
+
+
+def of_experts(params) -> float:
+  """Bytes of all experts."""
+  return meshes.bytes_of([leaf for layer in params['layers']
+                          for name, leaf in layer.items()
+                          if name.startswith('expert_')])
 
 
 def between_decodes(name: str, state, layout, given, shardings, half: int
@@ -382,7 +418,8 @@ def layout_of(options, mesh, slots: int, shape) -> kv_cache.Layout:
   platform, name = mesh.devices.flat[0].platform, options.attention
   if name == 'auto':
     name, _ = layouts.choose(platform, DTYPE, dataclasses.replace(
-        shape, num_key_value_heads=shape.num_key_value_heads // mesh.size))
+        shape, num_key_value_heads=(
+            shape.num_key_value_heads // mesh.shape['tensor'])))
   return kv_cache.sharded(layouts.make(
       name, shape, slots=slots, length=options.length, block=options.block,
       parts=min(options.parts, slots), platform=platform),

@@ -84,7 +84,7 @@ class Embedder:
     self._shape = encoder.read_config(str(folder))
     settings.check(self._shape)
     self._settings, self._mesh = settings, mesh
-    self._replicas = mesh.shape['data'] * mesh.shape['fsdp']
+    self._replicas = meshes.ways(mesh, 'batch')
     self._on_cpu = mesh.devices.flat[0].platform == 'cpu'
     self._tokenizer = load_tokenizer(folder, settings.max_length)
     self._params = encoder.load(

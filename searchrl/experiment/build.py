@@ -95,6 +95,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   workdir = workdirs.Workdir(folder, config, free)
   workdir.check()
   model = policy.folder_of(config)
+  config_checks.check_experts(config, model.shape)
   if 'solver' in config:
     solver.check(config.solver, model.tokenizer)
   data, sets, stream = _data(  # before the directory is claimed
@@ -352,8 +353,8 @@ def tested_attention(config, shape, mesh) -> str:
   """Returns the attention of whole rows by name; the first process tests it."""
   heads, ways = shape.num_key_value_heads, mesh.shape['tensor']
   tensor = 1 if heads % ways else ways
-  rows = -(-(config.learner.microbatch_rows or 2) // (
-      mesh.shape['data'] * mesh.shape['fsdp']))
+  rows = -(-(config.learner.microbatch_rows or 2) // meshes.ways(
+      mesh, 'batch'))
   with progress.phase('Testing the attention of training'):
     name, note = processes.on_first('attention', lambda: attention.resolve(
         config.model.attention, platform=mesh.devices.flat[0].platform,

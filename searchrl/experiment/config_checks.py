@@ -14,6 +14,7 @@ from searchrl.data import question_files
 from searchrl.experiment import guards
 from searchrl.experiment import search as searches
 from searchrl.models import lora as loras
+from searchrl.models import transformer
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
 from searchrl.runtime import config_fields
@@ -174,6 +175,18 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
         f'Warning: optimizer.warmup_steps={config.optimizer.warmup_steps} are '
         f"more than the run's {updates} updates, so that it never reaches its "
         'learning rate.')
+
+
+def check_experts(config, shape: transformer.TransformerConfig) -> None:
+  """Raises a ValueError if the options do not suit a model's experts."""
+  if config.model.lora.rank:
+    loras.check(loras.Lora(**config.model.lora), shape)
+  _refuse((config.learner.router_aux_loss_coef and not shape.experts,
+           'learner.router_aux_loss_coef must be 0 for a model without experts, '
+           f'but is {config.learner.router_aux_loss_coef}. Set it to 0.'),
+          (config.mesh.expert > 1 and not shape.experts,
+           'mesh.expert must be 1 for a model without experts, but is '
+           f'{config.mesh.expert}. Give the devices to mesh.fsdp.'))
 
 
 def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:

@@ -14,7 +14,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import math
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from searchrl.experiment import rules
 from searchrl.experiment import search as searches
 from searchrl.experiment.rollout_memory import Engine
 from searchrl.models import attention
+from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.models.inference import layouts
@@ -69,6 +69,7 @@ class Plan:
   devices: str
   available: float  # bytes of memory
   parameters: int  # parameters of the policy
+  active: int  # parameters that a token uses
   mesh: dict[str, int]
   holds: dict[str, float]  # bytes held all the time
   update: Update
@@ -125,10 +126,10 @@ def make(config) -> Plan:
   engine, engines, sampling = _rollouts(config, shape, mesh, kind)
   if _platform(mesh, kind) == 'cpu':
     sampling['Python, JAX, programs'] = _PROCESS / kind.a_process
+  parameters, active = sizes.parameters(shape)
   return Plan(
-      devices=name, available=kind.gib * GIB,
-      parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(
-          transformer.abstract(shape))),
+      devices=name, available=kind.gib * GIB, parameters=parameters,
+      active=active,
       mesh=dict(mesh.shape), holds=update.holds | sampling, update=update,
       kind=kind, engine=engine, engines=engines)
 
@@ -211,7 +212,7 @@ def _trial(config) -> tuple[Any, int, int]:
   trial.unlock()
   trial.plan.compile = False
   mesh = _devices(trial)[1]
-  return trial, mesh.shape['data'] * mesh.shape['fsdp'], mesh.size
+  return trial, meshes.ways(mesh, 'batch'), mesh.size
 
 
 def _has_room(plan: Plan) -> bool:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
 import numpy as np
 
+from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
@@ -58,8 +60,10 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
   of the size of the logits, a prefill the activations of a layer, and weight
   sync on GPUs another layout of the matrices of the vocabulary.
   """
-  here = meshes.abstract(a_process, data=-1, tensor=tensor)
-  copies = here.shape['data']
+  here = meshes.abstract(
+      a_process, data=-1, tensor=tensor,
+      expert=math.gcd(config.mesh.expert, max(a_process // tensor, 1)))
+  copies = meshes.ways(here, 'batch')
   slots, tokens = (count // processes // copies for count in (
       config.rollout.max_num_seqs, config.rollout.cache_tokens))
   layout = layouts.make(
@@ -79,7 +83,7 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
                    for name in ('embed', 'head') if name in params)
   ahead = config.train.max_staleness if 'train' in config else 0
   working = max(3 * slots * shape.vocab_size * 4 / tensor, _TILES * size * (
-      4 * shape.hidden_size + 3 * shape.intermediate_size / tensor),
+      4 * shape.hidden_size + 3 * sizes.inner_width(shape) / tensor),
                 1.5 * vocabulary * (kind.torus is None))
   return Engine(
       tensor=tensor, cache=cache,

@@ -54,7 +54,10 @@ def describe(plan: memory_plan.Plan) -> str:
       "rollout.dtype='bfloat16' help; for updates, more mesh.fsdp, learner."
       "remat='nothing', learner.dtype='bfloat16', model.lora.rank; for both, "
       'more devices.')
+  active = '' if plan.active == plan.parameters else (
+      f'{plan.active / 1e9:.3g} billion active, ')
   return (f'{plan.parameters / 1e9:.3g} billion parameters on {plan.devices}, '
+          f'{active}'
           f'mesh {axes}\n{figures.table(rows, tuple(rows[0]))}\n{verdict}'
           f'{_describe_engines(plan)}')
 

@@ -10,7 +10,9 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from searchrl.models.transformer import Llama3Rope, TransformerConfig
+from searchrl.models.experts import Experts
+from searchrl.models.rotary import Llama3Rope
+from searchrl.models.transformer import TransformerConfig
 
 # Hugging Face's names of the keys of params; see `tensors.sources`.
 NAMES = {
@@ -20,6 +22,10 @@ NAMES = {
     'k': 'self_attn.k_proj', 'v': 'self_attn.v_proj', 'o': 'self_attn.o_proj',
     'q_norm': 'self_attn.q_norm', 'k_norm': 'self_attn.k_norm',
     'gate': 'mlp.gate_proj', 'up': 'mlp.up_proj', 'down': 'mlp.down_proj'}
+_EXPERTS = {
+    'router': 'mlp.gate', 'expert_gate': 'mlp.experts.{}.gate_proj',
+    'expert_up': 'mlp.experts.{}.up_proj',
+    'expert_down': 'mlp.experts.{}.down_proj'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Family:
       read nor written.
     defaults: Values of keys that config.json may leave out.
     names: Names of the tensors; see `NAMES`.
+    has_experts: Whether every layer has a mixture of experts.
   """
 
   model_type: str
@@ -41,6 +48,7 @@ class Family:
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   names: Mapping[str, str] = dataclasses.field(default_factory=NAMES.copy)
+  has_experts: bool = False
 
 
 # Families by the architecture that config.json names. A program may add its own
@@ -62,6 +70,14 @@ FAMILIES = {
         'qwen3', fixed={'qk_norm': True}, defaults={'head_dim': 128},
         fields={'attention_bias': 'attention_bias',
                 'attention_out_bias': 'attention_bias', 'qk_norm': 'qk_norm'}),
+    'Qwen3MoeForCausalLM': Family(
+        'qwen3_moe', fixed={'qk_norm': True}, has_experts=True,
+        defaults={'head_dim': 128, 'num_experts_per_tok': 8,
+                  'moe_intermediate_size': 768,
+                  'norm_topk_prob': False},
+        fields={'attention_bias': 'attention_bias',
+                'attention_out_bias': 'attention_bias', 'qk_norm': 'qk_norm'},
+        names=NAMES | _EXPERTS),
 }
 _DEFAULTS = {
     'rms_norm_eps': 1e-6, 'tie_word_embeddings': False,
@@ -97,7 +113,8 @@ def parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
       num_key_value_heads=raw.get('num_key_value_heads') or heads,
       head_dim=raw.get('head_dim') or raw['hidden_size'] // heads,
       rope_theta=theta, rope_scaling=scaling, architecture=architecture,
-      sliding_window=_window(raw, path))
+      sliding_window=_window(raw, path),
+      experts=_experts(raw, path) if family.has_experts else None)
   if heads % config.num_key_value_heads or config.head_dim % 2:
     raise ValueError(
         f'{path} must have an even head_dim, and num_key_value_heads that '
@@ -105,6 +122,26 @@ def parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
         f'{config.num_key_value_heads} and {heads}. Fetch it again.')
   check_sizes(config, path)
   return config
+
+
+def _experts(raw: Mapping[str, Any], path: pathlib.Path) -> Experts:
+  """Returns the settings of experts, which must be in every layer."""
+  # transformers 5 writes the second name, and reads both.
+  raw = {'num_experts': raw.get('num_local_experts', 128)} | dict(raw)
+  if raw.get('decoder_sparse_step', 1) != 1 or raw.get('mlp_only_layers'):
+    raise ValueError(
+        f'all layers must have experts, but {path} has decoder_sparse_step '
+        f'{raw.get("decoder_sparse_step", 1)!r} and mlp_only_layers '
+        f'{raw.get("mlp_only_layers")!r}, which is not implemented here.')
+  experts = Experts(**{field.name: raw[field.name]
+                       for field in dataclasses.fields(Experts)})
+  check_sizes(experts, path)
+  if experts.num_experts_per_tok > experts.num_experts:
+    raise ValueError(
+        f'num_experts_per_tok in {path} must be at most num_experts, '
+        f'{experts.num_experts}, but is {experts.num_experts_per_tok}. Fetch '
+        'it again.')
+  return experts
 
 
 def check_values(raw: Mapping[str, Any], path: pathlib.Path, **values: Any
@@ -182,6 +219,9 @@ def describe(c: TransformerConfig, dtype: str, eos_id: int | list[int]
       'eos_token_id': eos_id}
   if c.rope_scaling is not None:
     raw['rope_scaling'] = scaling
+  if c.experts is not None:
+    raw |= dataclasses.asdict(c.experts) | {
+        'decoder_sparse_step': 1, 'mlp_only_layers': []}
   optional = {key: getattr(c, name) for name, key in family.fields.items()}
   if c.sliding_window is not None or 'sliding_window' in family.defaults:
     optional |= {'sliding_window': c.sliding_window, 'use_sliding_window': True,

@@ -57,6 +57,17 @@ class Lora:
     return self.alpha / self.rank
 
 
+def check(lora: Lora, config: TransformerConfig) -> None:
+  """Raises a ValueError if a target is not a projection of the model."""
+  missing = [target for target in lora.targets
+             if target not in transformer.abstract(config)['layers']]
+  if missing:
+    raise ValueError(
+        'lora.targets must be projections that the model has, but are '
+        f'{lora.targets}, of which its experts have no {missing}. Choose some '
+        "of ('q', 'k', 'v', 'o').")
+
+
 def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
   """Returns float32 adapters: A uniform within +-1 / sqrt(D), and B zero."""
   kernels, layers = transformer.abstract(config)['layers'], {}

@@ -9,10 +9,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from searchrl.models import transformer
+from searchrl.models.experts import Load
 from searchrl.models.transformer import Params, TransformerConfig
 
 
-def token_logprobs(
+def token_logprobs(params: Params, tokens: Int[Array, 'B T'],
+                   config: TransformerConfig, **options: Any
+                  ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
+  """Returns the log-probs and entropies of `token_outputs` alone."""
+  return token_outputs(params, tokens, config, **options)[:2]
+
+
+def token_outputs(
     params: Params,
     tokens: Int[Array, 'B T'],
     config: TransformerConfig,
@@ -21,8 +29,10 @@ def token_logprobs(
     positions: Int[Array, 'B T'] | None = None,
     chunk: int = 128,
     **options: Any,
-) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
+) -> tuple[Float[Array, 'B T'], Float[Array, 'B T'], Load | None]:
   """Returns log pi(tokens[:, t] | tokens[:, :t]) and the entropy at each t.
+
+  The third result is the load of experts, of `transformer.forward_with_load`.
 
   The shift by one happens here and nowhere else: entry t belongs to
   tokens[:, t]. The first entry of a row is 0. In a packed row, the first entry
@@ -30,9 +40,9 @@ def token_logprobs(
 
   Both are float32 and in nats. Logits are divided by the temperature, as in the
   sampler. Those of `chunk` tokens per row exist at one time, so that [B T V]
-  never exists. The other arguments are those of `transformer.forward`.
+  never exists. The other arguments are those of `forward_with_load`.
   """
-  hidden = transformer.forward(
+  hidden, load = transformer.forward_with_load(
       params, tokens, config, positions=positions, **options)
   rows, length, width = hidden.shape
   chunk = min(chunk, length)
@@ -61,4 +71,4 @@ def token_logprobs(
     x = jnp.pad(x, ((0, 0), (1, 0)))
     return x if positions is None else jnp.where(positions > 0, x, 0)
 
-  return join(logprobs), join(entropy)
+  return join(logprobs), join(entropy), load

@@ -36,20 +36,24 @@ _WRITABLE = {'float32': 'F32', 'bfloat16': 'BF16'}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The tensors of one leaf: one, or one per layer, stacked on axis 0."""
+  """The tensors of one leaf, stacked on its first axes.
 
-  names: str | tuple[str, ...]
+  A leaf has one tensor, one per layer, or one per layer and expert.
+  """
+
+  name: str  # name of a tensor, with {} for each number of a layer or expert
+  counts: tuple[int, ...] = ()  # numbers of layers, and of experts
   transposed: bool = False  # True if the file holds our matrix's transpose
 
   @property
-  def stacked(self) -> bool:
-    """True if the leaf has one tensor per layer."""
-    return not isinstance(self.names, str)
+  def stacked(self) -> int:
+    """Number of axes that number the tensors."""
+    return len(self.counts)
 
   @property
   def parts(self) -> tuple[str, ...]:
-    """Names of the tensors, also if there is only one."""
-    return (self.names,) if isinstance(self.names, str) else self.names
+    """Names of the tensors; the last axis changes fastest."""
+    return tuple(self.name.format(*index) for index in np.ndindex(self.counts))
 
   def flip(self, items: Sequence[Any]) -> tuple[Any, ...]:
     """Converts a tensor's dimensions from the file's order to ours or back."""
@@ -163,15 +167,15 @@ def sources(leaves: Params, names: Mapping[str, str]) -> Params:
   A tensor's name has the names of the keys that lead to the leaf, and an end:
   layers/q/kernel is 'model.layers.{}.self_attn.q_proj.weight', if `names` has
   'model.layers.{}' for layers and 'self_attn.q_proj' for q. A name with {}
-  stands for the tensors of all layers, and an empty one for nothing.
+  stands for the tensors of all layers, with a second one for those of all
+  experts, and an empty one for nothing.
   """
   def source(path, leaf):
     keys = [key.key for key in path]
     kind = keys.pop() if keys[-1] in _ENDS else 'embedding'
     parts = [names[key] for key in keys if names[key]]
     name = '.'.join([*parts, _ENDS[kind]])
-    layers = tuple(name.format(i) for i in range(leaf.shape[0]))
-    return Source(layers if '{}' in name else name, kind == 'kernel')
+    return Source(name, leaf.shape[:name.count('{}')], kind == 'kernel')
 
   return jax.tree_util.tree_map_with_path(source, leaves)
 
@@ -237,13 +241,12 @@ def _leaf(folder: Folder, source: Source, shape: tuple[int, ...], sharding,
 def _read(folder: Folder, source: Source, key, dtype) -> np.ndarray:
   """Reads a part of a leaf. The key has (start, stop, 1) for each dimension."""
   result = np.empty([stop - start for start, stop, _ in key], dtype)
-  names, index = source.parts, [slice(*k) for k in key]
-  layers = result if source.stacked else result[None]
-  if source.stacked:
-    names = names[index.pop(0)]
-  for layer, name in enumerate(names):
-    part = folder.read(name, source.flip(index))
-    layers[layer] = part.T if source.transposed else part
+  numbers = [range(*k) for k in key[:source.stacked]]
+  index = source.flip([slice(*k) for k in key[source.stacked:]])
+  for place in np.ndindex(*map(len, numbers)):
+    part = folder.read(source.name.format(
+        *(n[i] for n, i in zip(numbers, place))), index)
+    result[place] = part.T if source.transposed else part
   return result
 
 
@@ -265,10 +268,10 @@ def save(path: pathlib.Path, params: Params, names: Mapping[str, str], *,
   itemsize = jnp.dtype(dtype).itemsize
   sizes = dict(sorted(shapes(params, names).items()))
   fetches = {
-      name: functools.partial(_fetch, leaf, layer, source)
+      source.name.format(*place): functools.partial(_fetch, leaf, place, source)
       for source, leaf in zip(jax.tree.leaves(sources(params, names)),
                               jax.tree.leaves(params))
-      for layer, name in enumerate(source.parts)}
+      for place in np.ndindex(source.counts)}
   split = huggingface_hub.split_state_dict_into_shards_factory(
       sizes, get_storage_size=lambda shape: math.prod(shape) * itemsize,
       filename_pattern='model{suffix}.safetensors', max_shard_size=shard_bytes)
@@ -280,9 +283,9 @@ def save(path: pathlib.Path, params: Params, names: Mapping[str, str], *,
         indent=2) + '\n')
 
 
-def _fetch(leaf: Any, layer: int, source: Source) -> np.ndarray:
+def _fetch(leaf: Any, place: tuple[int, ...], source: Source) -> np.ndarray:
   """Copies one whole tensor of a leaf to the host, in the file's layout."""
-  x = leaf[layer] if source.stacked else leaf
+  x = leaf[place] if place else leaf
   if isinstance(x, jax.Array) and not (
       x.is_fully_addressable or x.is_fully_replicated):
     x = multihost_utils.process_allgather(x, tiled=True)

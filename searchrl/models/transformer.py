@@ -3,8 +3,9 @@
 """The decoder: a transformer, from token ids to logits.
 
 Families such as Qwen2, Qwen3, Llama 3 and Mistral differ in biases, in a norm
-of queries and keys, in rotary frequencies and in a sliding window. Each
-difference is a field of `TransformerConfig`; see `weights.FAMILIES`.
+of queries and keys, in rotary frequencies, in a sliding window and in mixtures
+of experts. Each difference is a field of `TransformerConfig`; see
+`families.FAMILIES`.
 
 The modules are thin Flax Linen: a Block owns one layer's parameters and logical
 axes. Attention is an argument, so that training, scoring and decoding share the
@@ -27,6 +28,9 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 from searchrl.models import attention
+from searchrl.models import experts as experts_lib
+from searchrl.models.experts import Experts, Load
+from searchrl.models.rotary import Llama3Rope, rotate
 
 Params = Any  # a nested dict of arrays
 Axes = tuple[str | None, ...]  # logical axes of one array
@@ -44,16 +48,6 @@ _SAVED = {
     'nothing': jax.checkpoint_policies.nothing_saveable,
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Llama3Rope:
-  """Settings of Llama 3's scaling of slow rotary frequencies for long texts."""
-
-  factor: float
-  low_freq_factor: float
-  high_freq_factor: float
-  original_max_position_embeddings: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +72,7 @@ class TransformerConfig:
   mlp_bias: bool = False
   sliding_window: int | None = None  # tokens that a token sees, itself included
   rope_scaling: Llama3Rope | None = None
+  experts: Experts | None = None
   # Rows of the vocabulary that the tokenizer has no token for. config.json does
   # not name them; `model_folders.parts` does.
   unused_ids: tuple[int, ...] = ()
@@ -151,9 +146,14 @@ class Projection(nn.Module):
 
 
 class Block(nn.Module):
-  """One layer: attention and a gated MLP, each with a residual."""
+  """One layer: attention and a gated MLP or experts, each with a residual.
+
+  The routing of experts is in the collection 'routing', where the caller makes
+  it mutable.
+  """
 
   config: TransformerConfig
+  mixed: Callable[..., Array] = experts_lib.mixed  # or one of devices
 
   @nn.compact
   def __call__(
@@ -165,7 +165,6 @@ class Block(nn.Module):
     """Returns the layer's output, and the second result of `attend`."""
     c = self.config
     rows, length, width = x.shape
-    dense = functools.partial(Projection, use_bias=c.mlp_bias)
 
     def heads(name, count, axis):
       y = Projection(count * c.head_dim, ('embed', axis), c.attention_bias,
@@ -193,51 +192,66 @@ class Block(nn.Module):
 
     flat = RMSNorm(c.rms_norm_eps, name='mlp_norm')(x)
     flat = flat.reshape(rows * length, width)
-    gate = dense(c.intermediate_size, ('embed', 'mlp'), name='gate')(flat)
-    up = dense(c.intermediate_size, ('embed', 'mlp'), name='up')(flat)
-    y = dense(width, ('mlp', 'embed'), name='down')(_gated(gate, up))
+    y = self._experts(flat) if c.experts else self._mlp(flat)
     return x + y.reshape(x.shape), second
 
+  def _mlp(self, x: Float[Array, 'N D']) -> Float[Array, 'N D']:
+    dense = functools.partial(Projection, use_bias=self.config.mlp_bias)
+    size = self.config.intermediate_size
+    gate = dense(size, ('embed', 'mlp'), name='gate')(x)
+    up = dense(size, ('embed', 'mlp'), name='up')(x)
+    return dense(x.shape[-1], ('mlp', 'embed'), name='down')(_gated(gate, up))
 
-def rotate(
-    x: Float[Array, 'B T H d'],
-    positions: Int[Array, 'B T'],
-    theta: float,
-    scaling: Llama3Rope | None = None,
-) -> Float[Array, 'B T H d']:
-  """Applies rotary position embedding to pairs from the two halves of d.
-
-  Source: Su et al. 2021, arXiv:2104.09864, in the layout of Hugging Face, which
-  pairs entry i with entry i + d / 2.
-  """
-  half = x.shape[-1] // 2
-  frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  if scaling is not None:
-    frequency = _stretched(frequency, scaling)
-  angle = positions[..., None].astype(jnp.float32) * frequency
-  cos = jnp.cos(angle)[:, :, None].astype(x.dtype)
-  sin = jnp.sin(angle)[:, :, None].astype(x.dtype)
-  left, right = x[..., :half], x[..., half:]
-  return jnp.concatenate(
-      [left * cos - right * sin, right * cos + left * sin], -1)
-
-
-def _stretched(frequency: Float[Array, 'h'], scaling: Llama3Rope
-              ) -> Float[Array, 'h']:
-  """Divides slow frequencies by the factor and keeps the fast ones.
-
-  Between the two is a ramp that is linear in the number of turns that a
-  frequency makes over the original context.
-
-  Source: Llama 3.1; `rope_type: llama3` in transformers.
-  """
-  turns = scaling.original_max_position_embeddings * frequency / (2 * jnp.pi)
-  low, high = scaling.low_freq_factor, scaling.high_freq_factor
-  share = jnp.clip((turns - low) / (high - low), 0, 1)
-  return share * frequency + (1 - share) * frequency / scaling.factor
+  def _experts(self, x: Float[Array, 'N D']) -> Float[Array, 'N D']:
+    c: Any = self.config.experts
+    width, size = x.shape[-1], c.moe_intermediate_size
+    logits = Router(c.num_experts, name='router')(x)
+    routing = experts_lib.route(
+        logits, c.num_experts_per_tok, c.norm_topk_prob)
+    self.sow('routing', 'chosen', routing)
+    kernels = [
+        Kernel((c.num_experts, *shape), ('experts', *axes), name=name)().astype(
+            x.dtype)
+        for name, shape, axes in (
+            ('expert_gate', (width, size), ('embed', 'mlp')),
+            ('expert_up', (width, size), ('embed', 'mlp')),
+            ('expert_down', (size, width), ('mlp', 'embed')))]
+    return self.mixed(x, routing, *kernels)
 
 
-def forward(
+class Kernel(nn.Module):
+  """A parameter by the name of a kernel."""
+
+  shape: tuple[int, ...]
+  axes: Axes
+
+  @nn.compact
+  def __call__(self) -> Array:
+    """Returns the parameter."""
+    return param(self, 'kernel', normal, self.shape, self.axes)
+
+
+class Router(nn.Module):
+  """The map of tokens to float32 logits of experts."""
+
+  count: int
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'N D']) -> Float[Array, 'N E']:
+    """Returns the logits. Products have the dtype of x; sums are float32."""
+    kernel = param(self, 'kernel', normal, (x.shape[-1], self.count),
+                   ('embed', None))
+    return _float32_product(x, kernel.astype(x.dtype))
+
+
+def forward(params: Params, tokens: Int[Array, 'B T'],
+            config: TransformerConfig, **options: Any
+           ) -> Float[Array, 'B T D']:
+  """Returns the hidden states of `forward_with_load` alone."""
+  return forward_with_load(params, tokens, config, **options)[0]
+
+
+def forward_with_load(
     params: Params,
     tokens: Int[Array, 'B T'],
     config: TransformerConfig,
@@ -249,7 +263,8 @@ def forward(
     attend: Callable[..., Array] = attention.causal,
     used: Callable[[Params], Params] = lambda layer: layer,
     constrain: Callable[[Array], Array] = lambda x: x,
-) -> Float[Array, 'B T D']:
+    mixed: Callable[..., Array] = experts_lib.mixed,
+) -> tuple[Float[Array, 'B T D'], Load | None]:
   """Returns hidden states of whole rows, with causal attention per segment.
 
   Args:
@@ -271,9 +286,11 @@ def forward(
       computes with.
     constrain: Function from a layer's input [B T D] to the same array, such as
       a partial of `mesh.split_by_rows`.
+    mixed: Function `experts.mixed`, or one of `experts.sharded`.
 
   Returns:
-    The last layer's normalised output, in `dtype`.
+    The last layer's normalised output, in `dtype`; and the load of each layer's
+    experts, without padding, or None.
 
   Raises:
     ValueError: The value of remat is another one.
@@ -288,12 +305,19 @@ def forward(
                   sliding_window=config.sliding_window), None
 
   def layer(x, layer_params):
-    return Block(config).apply({'params': used(layer_params)}, constrain(x),
-                               positions, attend_rows)
+    (x, _), sown = Block(config, mixed).apply(
+        {'params': used(layer_params)}, constrain(x), positions, attend_rows,
+        mutable=('routing',))
+    return x, load(sown['routing']['chosen'][0]) if sown else None
+
+  def load(routing):
+    return experts_lib.load(
+        routing, jnp.ones(rows * length, bool) if segment_ids is None
+        else segment_ids.ravel() > 0)
 
   x = params['embed']['embedding'][tokens].astype(dtype)
-  x, _ = jax.lax.scan(recomputed(layer, remat), x, params['layers'])
-  return final_norm(params, x, config)
+  x, loads = jax.lax.scan(recomputed(layer, remat), x, params['layers'])
+  return final_norm(params, x, config), loads
 
 
 def recomputed(layer: Callable[..., Any], remat: bool | str

@@ -46,6 +46,7 @@ MODELS = {model.hub_id.rpartition('/')[2].lower(): model for model in (
     Model('Qwen/Qwen3-4B', 4),
     Model('Qwen/Qwen3-4B-Instruct-2507', 4),
     Model('Qwen/Qwen3-8B', 8),
+    Model('Qwen/Qwen3-30B-A3B', 30),
     Model('meta-llama/Llama-3.2-1B', 1, chat=False, tools=False),
     Model('meta-llama/Llama-3.2-1B-Instruct', 1),
     Model('meta-llama/Llama-3.2-3B', 3, chat=False, tools=False),

@@ -54,7 +54,8 @@ def spans_processes(mesh: Mesh, tensor: int) -> bool:
     raise ValueError(
         f'rollout.tensor must divide the {mesh.size} devices, but is {tensor}.')
   return any(len({device.process_index for device in sharing}) > 1
-             for sharing in mesh.devices.reshape(-1, tensor))
+             for sharing in mesh.devices.reshape(
+                 -1, meshes.expert_ways(mesh, tensor) * tensor))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,8 @@ class WeightSync:
   The weights are copies, so an update may reuse the memory of the params.
 
   Args:
-    mesh: Mesh of all processes.
+    mesh: Mesh of all processes. Engines split experts in as many ways as it
+      does, as far as the number of devices allows.
     axes: Logical axes of the params, with stacked layers.
     layers: Number of layers.
     tensor: Number of devices that share one copy of the weights.
@@ -95,7 +97,9 @@ class WeightSync:
                dtype: str = 'float32'):
     self.together = spans_processes(mesh, tensor)
     # In the learner's order, so that one program can have both meshes.
-    whole = meshes.in_order(mesh.devices.reshape(-1, 1, tensor))
+    experts = meshes.expert_ways(mesh, tensor)
+    whole = meshes.in_order(mesh.devices.reshape(
+        -1, 1, *([experts] if experts > 1 else []), tensor))
     self.mesh = whole if self.together else meshes.local(whole)
     self._shardings = meshes.shardings(whole, axes)
     layered = slots.unstacked_axes(axes, layers)

@@ -5,12 +5,13 @@
 `RULES` is the only table that says which axes are split over which devices. All
 other code names logical axes ('batch', 'embed', 'heads', ...) only. Mesh axes
 are `Auto`: the compiler propagates shardings from the arguments. A mesh is
-passed as an argument, or set with `jax.set_mesh`, but never entered.
+passed as an argument, or set with `jax.set_mesh`, but never entered. A mesh has
+the axis 'expert' only if it splits experts; else it has the other three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 import functools
 import math
 from typing import Any
@@ -25,10 +26,11 @@ import numpy as np
 from searchrl.runtime import dispatch
 
 AXES = ('data', 'fsdp', 'tensor')
-_AUTO = (AxisType.Auto,) * len(AXES)
+_WITH_EXPERTS = ('data', 'fsdp', 'expert', 'tensor')
 
 RULES = {
-    'batch': ('data', 'fsdp'),  # rows; FSDP ranks have different rows, too
+    # Rows. Devices along 'fsdp' and 'expert' have different rows, too.
+    'batch': ('data', 'fsdp', 'expert'),
     'length': None,  # positions of a row
     'layers': None,  # the stack of layers, axis 0 of their parameters
     'embed': 'fsdp',  # residual width, along which FSDP splits weights
@@ -36,6 +38,7 @@ RULES = {
     'kv_heads': 'tensor',
     'head_dim': None,
     'mlp': 'tensor',  # hidden width of the feed-forward layer
+    'experts': 'expert',
     'vocab': 'tensor',
     'scored': ('tensor', 'fsdp'),  # vocabulary, where logits are computed
 }
@@ -45,15 +48,16 @@ Axes = tuple[str | None, ...]  # for each dimension, its logical axis or None
 
 def make(
     *,
-    data: int = -1, fsdp: int = 1, tensor: int = 1,
+    data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1,
     devices: Sequence[Any] | None = None) -> Mesh:
-  """Makes the mesh (data, fsdp, tensor). One size may be -1: it takes the rest.
+  """Makes a mesh of devices. One size may be -1: it takes the rest.
 
   Args:
     data: Number of data-parallel ways. Parameters are replicated over them.
     fsdp: Number of ways in which rows and parameters are split.
     tensor: Number of ways in which heads, feed-forward width and vocabulary are
       split.
+    expert: Number of ways in which rows and experts are split.
     devices: Devices of the mesh. None: all devices, grouped by process.
 
   Raises:
@@ -62,29 +66,42 @@ def make(
   """
   if devices is None:
     devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
-  return in_order(_arranged(devices, **_fill(
-      {'data': data, 'fsdp': fsdp, 'tensor': tensor}, len(devices))))
+  sizes = _fill(_sizes(data=data, fsdp=fsdp, expert=expert, tensor=tensor),
+                len(devices))
+  arranged = _arranged(devices, sizes['data'], sizes['fsdp'],
+                       sizes.get('expert', 1) * sizes['tensor'])
+  return in_order(arranged.reshape(*sizes.values()))
 
 
 def in_order(devices: np.ndarray) -> Mesh:
-  """Returns the mesh of devices [data, fsdp, tensor], in the given order."""
-  return Mesh(devices, AXES, axis_types=_AUTO)
+  """Returns the mesh of devices in the given order.
+
+  They are [data, fsdp, tensor] or [data, fsdp, expert, tensor].
+  """
+  names = AXES if devices.ndim == len(AXES) else _WITH_EXPERTS
+  return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def abstract(count: int, **sizes: int) -> AbstractMesh:
   """Makes a mesh like `make`, without real devices, to compute with shapes."""
-  sizes = _fill(dict.fromkeys(AXES, 1) | sizes, count)
-  return AbstractMesh(tuple(sizes.values()), AXES, axis_types=_AUTO)
+  sizes = _fill(_sizes(**sizes), count)
+  return AbstractMesh(tuple(sizes.values()), tuple(sizes),
+                      axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def spec(logical_axes: Axes) -> PartitionSpec:
+def spec(mesh: Mesh, logical_axes: Axes) -> PartitionSpec:
   """Returns the mesh axes that split each dimension; None keeps one whole."""
-  return PartitionSpec(*(_mesh_axes(axis) for axis in logical_axes))
+  return PartitionSpec(*(_mesh_axes(mesh.shape, axis) for axis in logical_axes))
 
 
 def sharding(mesh: Mesh, logical_axes: Axes) -> NamedSharding:
-  """Returns `spec` on a mesh; `()` replicates an array of any rank."""
-  return NamedSharding(mesh, spec(logical_axes))
+  """Returns `spec` as a sharding; `()` replicates an array of any rank."""
+  return NamedSharding(mesh, spec(mesh, logical_axes))
+
+
+def ways(mesh: Mesh, axis: str) -> int:
+  """Returns the number of parts into which a logical axis is split."""
+  return _ways(mesh, axis)[1]
 
 
 def shardings(mesh: Mesh, tree_of_logical_axes: Any) -> Any:
@@ -182,6 +199,14 @@ def bytes_of(tree: Any) -> float:
              for x in jax.tree.leaves(tree))
 
 
+def expert_ways(mesh: Mesh | AbstractMesh, tensor: int) -> int:
+  """Returns the number of ways in which engines on a mesh split experts.
+
+  `tensor` is the number of devices that share a copy of all other weights.
+  """
+  return math.gcd(mesh.shape.get('expert', 1), mesh.size // tensor)
+
+
 def split_by_rows(mesh: Mesh, x: jax.Array) -> jax.Array:
   """Returns activations [B T D] split over rows only, in a jitted function.
 
@@ -190,7 +215,7 @@ def split_by_rows(mesh: Mesh, x: jax.Array) -> jax.Array:
   all devices, which sends far more than the weights. The gradient is split in
   the same way.
   """
-  if mesh.shape['fsdp'] == 1:  # the width is not split
+  if ways(mesh, 'batch') == mesh.shape['data']:  # the width is not split
     return x
   return jax.lax.with_sharding_constraint(
       x, sharding(mesh, ('batch', None, None)))
@@ -202,9 +227,11 @@ def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
   Its axes are 'data', 'fsdp0', 'fsdp1', ..., 'tensor'. The devices and their
   order stay the same. Returns None if the devices have no coordinates, or if
   'fsdp' does not run along their axes, runs along only one of them, spans
-  several slices or has at most `more_than` devices. For the default, a TPU's
-  compiler uses a single ring.
+  several slices or has at most `more_than` devices, or if the mesh splits
+  experts. For the default, a TPU's compiler uses a single ring.
   """
+  if mesh.devices.ndim > len(AXES):
+    return None
   data, fsdp, tensor = mesh.devices.shape
   chips = list(mesh.devices[0, :, 0])
   sizes = grid([getattr(chip, 'coords', ()) for chip in chips])
@@ -254,7 +281,8 @@ def summed_by_axis(torus: Mesh, tree: Any, axes: Any) -> Any:
   def step(gradient, logical, count):
     split = lambda axis: tuple(names[:count]) if axis == 'fsdp' else axis
     return jax.lax.with_sharding_constraint(gradient, NamedSharding(
-        torus, PartitionSpec(*map(split, spec(logical)))))
+        torus, PartitionSpec(*(
+            split(_mesh_axes(AXES, axis)) for axis in logical))))
 
   def backward(_, gradients):
     for count in range(1, len(names) + 1):
@@ -338,19 +366,31 @@ def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
   return {a: count // product if n == -1 else n for a, n in sizes.items()}
 
 
-def _mesh_axes(axis: str | None) -> str | tuple[str, ...] | None:
+def _sizes(data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1
+          ) -> dict[str, int]:
+  """Returns the sizes of the axes that a mesh has, in their order."""
+  experts = {'expert': expert} if expert != 1 else {}
+  return {'data': data, 'fsdp': fsdp, **experts, 'tensor': tensor}
+
+
+def _mesh_axes(present: Container[str], axis: str | None
+              ) -> str | tuple[str, ...] | None:
+  """Returns the present mesh axes that split a logical axis."""
   if axis is None:
     return None
   if axis not in RULES:
     raise ValueError(
         f'a logical axis must be None or one of {sorted(RULES)}, but is '
         f'{axis!r}. Add a line to mesh.RULES for a new one.')
-  return RULES[axis]
+  names = RULES[axis]
+  if isinstance(names, tuple):
+    return tuple(name for name in names if name in present)
+  return names if names in present else None
 
 
 def _ways(mesh: Mesh, axis: str | None) -> tuple[str, int]:
   """Returns the mesh axes that split a logical axis, and the count of parts."""
-  axes = _mesh_axes(axis) or ()
+  axes = _mesh_axes(mesh.shape, axis) or ()
   axes = (axes,) if isinstance(axes, str) else axes
   return ' x '.join(axes), math.prod(mesh.shape[a] for a in axes)
 

@@ -358,7 +358,7 @@ def make(
     length: Number T of tokens of every row of a batch.
     minibatches: Number of optimiser steps per batch, each on consecutive rows.
     microbatch_rows: Number of packed rows on all devices at one time. The
-      default is 2, rounded up to a multiple of the mesh's data * fsdp.
+      default is 2, rounded up to a multiple of the ways of the mesh's rows.
     pack_length: Number of tokens of a packed row. The default is T.
     max_segments: Largest number of trajectories that a packed row holds.
     fit_segments: Flag for an attention whose work is in proportion to
@@ -374,13 +374,13 @@ def make(
     lockstep: Function called before each dispatch with the name of the step and
       the facts that it is compiled for; see `LockstepCheck` of `runtime`.
     **forward_options: Fields of `train_step.ForwardOptions`: remat, dtype,
-      attend.
+      attend, router_aux_loss_coef.
 
   Raises:
     ValueError: The numbers do not match, the algorithm allows one optimiser
       step per batch but `minibatches` is larger, or a critic has no optimiser.
   """
-  ways = mesh.shape['data'] * mesh.shape['fsdp']
+  ways = meshes.ways(mesh, 'batch')
   microbatch_rows = microbatch_rows or -(-_ROWS // ways) * ways
   pack_length = pack_length or length
   _check_rows(rows, minibatches, microbatch_rows, ways)
@@ -390,6 +390,8 @@ def make(
         'and more than learner.max_segments, which must be at least 1, but '
         f'they are {pack_length} and {max_segments}.')
   _check_algorithm(algorithm, minibatches, critic_optimizer)
+  if lora:
+    loras.check(lora, shape)
   train_step = TrainStep(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
       temperature, ForwardOptions(**forward_options))

@@ -21,11 +21,13 @@ import optax
 
 from searchrl.models import attention
 from searchrl.models import critic
+from searchrl.models import experts
 from searchrl.models import lora as loras
 from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl import packing
 from searchrl.rl import algorithms
+from searchrl.rl.masked import Mean
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Batch
@@ -81,6 +83,8 @@ class ForwardOptions:
   remat: bool | str = False
   dtype: str = 'float32'  # dtype of activations
   attend: Callable[..., Array] = attention.causal
+  # Coefficient of the loss that balances the load of experts.
+  router_aux_loss_coef: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +232,7 @@ class TrainStep:
         self.lora and frozen is not None) else trained
 
   def _logprobs(self, params, layout: packing.Layout, tokens):
-    return policy_logprobs.token_logprobs(
+    return policy_logprobs.token_outputs(
         self._split_by_words(params), tokens, self.shape,
         temperature=self.temperature, **self._row_options(layout))
 
@@ -263,7 +267,15 @@ class TrainStep:
     return dict(segment_ids=layout.segment_ids, positions=layout.positions,
                 remat=options.remat, dtype=options.dtype, attend=attend,
                 used=self._used_layer,
-                constrain=functools.partial(meshes.split_by_rows, self.mesh))
+                constrain=functools.partial(meshes.split_by_rows, self.mesh),
+                mixed=self._mixed)
+
+  @property
+  def _mixed(self) -> Callable[..., Array]:
+    """Function that computes experts."""
+    if self.mesh.size == 1 or self._sums_need_order:
+      return experts.mixed
+    return experts.sharded(functools.partial(meshes.sharding, self.mesh))
 
   def _used_layer(self, layer):
     """Returns a layer's parameters, with gradients summed axis by axis.
@@ -312,6 +324,8 @@ class TrainStep:
           params, fixed, frozen, counts, micro)
       return (grads, sums), old
 
+    if self.shape.experts:
+      denominators = denominators | {'experts': jnp.sum(rows.layout.lengths)}
     if self._sums_need_order:
       of_micro = _summed_in_order(of_micro, self.mesh)
     shardings = meshes.shardings(
@@ -328,7 +342,7 @@ class TrainStep:
   def _loss(self, params, fixed, frozen, counts, micro: Rows):
     params = {**fixed, **params}
     tokens, layout = micro.batch.tokens, micro.layout
-    per_token = self._logprobs(
+    *per_token, load = self._logprobs(
         self._policy_params(params['policy'], frozen), layout, tokens)
     values = None
     if 'critic' in params:
@@ -339,6 +353,12 @@ class TrainStep:
     batch, advantages = self._unpack(micro)
     batch = _with_old(batch, jax.lax.stop_gradient(output.logprobs))
     terms, metrics = self.algorithm.loss(output, batch, advantages)
+    if load is not None:
+      balance = _of_experts(load)
+      metrics = metrics | balance
+      terms = terms | {'experts': (
+          self.forward_options.router_aux_loss_coef,
+          balance['actor/experts_balance'])}
     return algorithms.total(terms, counts), (metrics, old)
 
   def _unpack(self, micro: Rows) -> tuple[Batch, Any]:
@@ -356,6 +376,17 @@ class TrainStep:
     """
     return self.mesh.devices.flat[0].platform == 'cpu' and (
         self.mesh.shape['data'] == self.mesh.size > 1)
+
+
+def _of_experts(load: experts.Load) -> algorithms.Metrics:
+  """Returns metrics of the load of experts, as means over tokens."""
+  tokens = load.tokens[0]  # those of each layer
+  per_layer = load.chosen.max(-1) / jnp.maximum(load.chosen.mean(-1), 1e-9)
+  return {f'actor/experts_{name}': Mean(mean * tokens, tokens)
+          for name, mean in (
+              ('balance', experts.balance(load)),
+              ('max_load', per_layer.mean()),
+              ('entropy', load.entropy.mean() / jnp.maximum(tokens, 1)))}
 
 
 def _with_old(batch: Batch, old: Array) -> Batch:

@@ -14,6 +14,7 @@ import math
 import jax
 import numpy as np
 
+from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
@@ -52,7 +53,7 @@ def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
   tokens = _tokens(learner)
   gradients = sum(meshes.bytes_of(step.abstract_state()[network].params)
                   for network in step.axes)
-  width, inner = step.shape.hidden_size, step.shape.intermediate_size
+  width, inner = step.shape.hidden_size, sizes.inner_width(step.shape)
   queries, keys = _heads(learner)
   padded = learner.max_segments * (attention == 'cudnn_padded')
   layer = tokens * size * (8 * width + 3 * inner / tensor + 4 * padded * queries)
@@ -72,8 +73,8 @@ def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
 
 def _tokens(learner: Learner) -> int:
   """Returns the number of a micro-batch's tokens on a device."""
-  mesh = learner.train_step.mesh.shape
-  rows = learner.microbatch_rows // (mesh['data'] * mesh['fsdp'])
+  rows = learner.microbatch_rows // meshes.ways(
+      learner.train_step.mesh, 'batch')
   return rows * learner.pack_length
 
 
@@ -98,7 +99,7 @@ def _saved_per_token(learner: Learner) -> float:
   """
   step = learner.train_step
   width = step.shape.hidden_size
-  inner = step.shape.intermediate_size / step.mesh.shape['tensor']
+  inner = sizes.inner_width(step.shape) / step.mesh.shape['tensor']
   queries, keys = _heads(learner)
   if not step.forward_options.remat:
     norms = queries + keys if step.shape.qk_norm else 0

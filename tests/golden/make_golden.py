@@ -45,6 +45,10 @@ DECODERS = {  # name -> config, rows and length of the prompts
         **_DECODER, tie_word_embeddings=False), (3, 20)),
     'qwen3': (transformers.Qwen3Config(
         **_DECODER, tie_word_embeddings=True, head_dim=16), (2, 40)),
+    'qwen3_moe': (transformers.Qwen3MoeConfig(
+        **_DECODER, tie_word_embeddings=True, head_dim=16, num_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True),
+                  (2, 40)),
     'llama': (transformers.LlamaConfig(
         **_DECODER | {'rope_parameters': _LLAMA3}, tie_word_embeddings=True,
         pretraining_tp=1), (2, 40)),
@@ -72,6 +76,7 @@ def random_model(config, seed: int):
 def measure(model, shape):
   """Prompts, logits, greedy continuations; and whether they test fairly."""
   model = model.double()
+  model.config._experts_implementation = 'eager'  # the other has no float64
   prompts = ids = torch.randint(1, model.config.vocab_size, shape)
   gap = 1.0
   for _ in range(CONTINUED):
@@ -114,6 +119,7 @@ def make_more(folder: pathlib.Path) -> None:
   """Of the checkpoint and the prompts that are there."""
   model = transformers.AutoModelForCausalLM.from_pretrained(
       folder, dtype=torch.float64)
+  model.config._experts_implementation = 'eager'
   ids = torch.tensor(np.load(folder / 'golden.npz')['prompts']).long()
   out = model(ids, output_hidden_states=True)
   logprobs = out.logits[:, :-1].log_softmax(-1).gather(
@@ -123,9 +129,10 @@ def make_more(folder: pathlib.Path) -> None:
   last = model.config.num_hidden_layers - 1
   names = ['model.embed_tokens.weight', 'model.norm.weight',
            'model.layers.0.self_attn.k_proj.weight',
-           'model.layers.0.input_layernorm.weight',
-           f'model.layers.{last}.mlp.down_proj.weight']
-  names += [name for name in ('model.layers.0.self_attn.q_norm.weight',
+           'model.layers.0.input_layernorm.weight']
+  names += [name for name in (f'model.layers.{last}.mlp.down_proj.weight',
+                              f'model.layers.{last}.mlp.gate.weight',
+                              'model.layers.0.self_attn.q_norm.weight',
                               'model.layers.0.self_attn.q_proj.bias',
                               'lm_head.weight') if name in leaves]
   save(folder / 'more.npz', hidden=out.hidden_states[-1].detach().numpy(),

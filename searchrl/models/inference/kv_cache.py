@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from searchrl.models import experts
 from searchrl.models.transformer import TransformerConfig
 
 Layer = Any  # one layer's cache: a tree of arrays
@@ -54,6 +55,8 @@ class Layout:
     cache is a tree of layers. Targets that are out of range come last.
   split(x) -> x
     Splits the rows of an array over the devices in the same way as slots.
+  mixed
+    Function `experts.mixed`, or one of `experts.sharded` for the same devices.
   """
 
   slots: int  # number of slots on a device
@@ -65,6 +68,7 @@ class Layout:
   attend: Callable[..., tuple[Float[Array, 'n T H d'], Layer]]
   copy: Callable[..., Any]
   split: Callable[[Array], Array] = lambda x: x
+  mixed: Callable[..., Array] = experts.mixed
 
 
 def copied(cache: Any, source: Int[Array, 'n'], target: Int[Array, 'n'],
@@ -119,7 +123,8 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
           layout.attend, out_specs=(heads, layer),
           in_specs=(layer, heads, kv_heads, kv_heads,
                     Tiles(row, row, row, pages))),
-      split=lambda x: jax.lax.with_sharding_constraint(x, shardings(rows)))
+      split=lambda x: jax.lax.with_sharding_constraint(x, shardings(rows)),
+      mixed=experts.sharded(shardings))
 
 
 def copies(shardings: Callable[[Any], Any] | None) -> int:

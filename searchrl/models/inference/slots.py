@@ -282,7 +282,7 @@ def _layers(params, tokens, positions, cache, tiles: Tiles, config, layout):
 @functools.partial(jax.jit, static_argnums=(5, 6), inline=True)
 def _layer(weights, layer, x, positions, tiles, config, layout):
   """Runs one layer."""
-  return transformer.Block(config).apply(
+  return transformer.Block(config, layout.mixed).apply(
       {'params': weights}, x, positions,
       lambda q, k, v: layout.attend(layer, q, k, v, tiles))
 

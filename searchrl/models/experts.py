@@ -1,0 +1,208 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts: a router, and gated MLPs of which a token uses a few.
+
+No token is dropped: an expert takes as many tokens as the router sends to it.
+All shapes are static. On CPUs, and for few tokens anywhere, all experts compute
+all tokens: a decode reads nearly all experts in any case. For many tokens, the
+tokens are sorted by expert, so that each one is multiplied by its experts only:
+by `jax.lax.ragged_dot` on TPUs, and by `grouped_gpu` on GPUs, for which XLA
+would repeat all tokens for each expert.
+
+Source: Qwen3MoeForCausalLM of transformers; Fedus et al. 2021,
+arXiv:2101.03961, equations 4 to 6, for the balance of the load.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from searchrl.models import grouped_gpu
+
+_FEW = 256  # tokens up to which all experts compute all tokens
+_LEAST = 16  # sizes of matrices of the kernel for GPUs are multiples of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+  """Settings of the mixture of experts in each layer, in place of one MLP."""
+
+  num_experts: int
+  num_experts_per_tok: int
+  moe_intermediate_size: int  # inner width of an expert
+  norm_topk_prob: bool  # whether a token's weights add up to 1
+
+
+class Routing(NamedTuple):
+  """The experts of each token, and how the router chose them."""
+
+  ids: Int[Array, 'N k']  # experts of each token, by falling probability
+  weights: Float[Array, 'N k']  # weights of their outputs
+  probs: Float[Array, 'N E']  # probabilities of all experts
+
+
+class Load(NamedTuple):
+  """Sums over some tokens, from which the load of experts follows."""
+
+  chosen: Float[Array, '*L E']  # number of tokens that an expert has
+  probs: Float[Array, '*L E']  # sum of an expert's probabilities
+  entropy: Float[Array, '*L']  # sum of the entropies of the probabilities
+  tokens: Float[Array, '*L']  # number of tokens
+
+
+def route(logits: Float[Array, 'N E'], count: int, normalised: bool,
+          ids: Int[Array, 'N k'] | None = None) -> Routing:
+  """Returns the routing of tokens, given float32 logits of the router.
+
+  Args:
+    logits: Unnormalised log-probs of the experts.
+    count: Number of experts per token, k.
+    normalised: Whether a token's weights add up to 1.
+    ids: Experts that were chosen before. Default: the most probable ones.
+  """
+  probs = jax.nn.softmax(logits)
+  if ids is None:
+    _, ids = jax.lax.top_k(probs, count)
+  weights = jnp.take_along_axis(probs, ids, 1)
+  if normalised:
+    weights /= jnp.sum(weights, -1, keepdims=True)
+  return Routing(ids, weights, probs)
+
+
+def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
+  """Returns the sums over the tokens that are used."""
+  used = used.astype(jnp.float32)
+  hits = jax.nn.one_hot(routing.ids, routing.probs.shape[-1]).sum(1)
+  entropy = -jnp.sum(jax.scipy.special.xlogy(routing.probs, routing.probs), -1)
+  return Load(used @ hits, used @ routing.probs, used @ entropy, used.sum())
+
+
+def balance(load: Load) -> Float[Array, '']:
+  """Returns the auxiliary loss of all layers: 1 x k if the load is balanced.
+
+  It is E times the sum over experts of their share of tokens times their mean
+  probability; both are means over layers and tokens, as in transformers.
+  """
+  tokens = jnp.maximum(load.tokens.sum(), 1)
+  shares, probs = load.chosen.sum(0) / tokens, load.probs.sum(0) / tokens
+  return shares.shape[0] * jnp.sum(jax.lax.stop_gradient(shares) * probs)
+
+
+def mixed(
+    x: Float[Array, 'N D'],
+    routing: Routing,
+    gate: Float[Array, 'E D F'],
+    up: Float[Array, 'E D F'],
+    down: Float[Array, 'E F D'],
+) -> Float[Array, 'N D']:
+  """Returns the weighted sum of the outputs of each token's experts.
+
+  Experts from E on are those of other devices, and are left out.
+  """
+  inputs = x, routing.ids, routing.weights, gate, up, down
+  if len(x) <= _FEW:
+    return _by_all(*inputs)
+  return jax.lax.platform_dependent(*inputs, cpu=_by_all, cuda=_by_blocks,
+                                    default=_by_own)
+
+
+def sharded(shardings: Callable[[Any], Any]) -> Callable[..., Array]:
+  """Returns `mixed` for tokens and experts that are split over devices.
+
+  Each device computes its experts for the tokens of all devices along the axis
+  of experts, and each token's outputs are summed there. `shardings` makes a
+  NamedSharding from logical axes.
+  """
+  mesh = shardings(('batch',)).mesh
+  rows = shardings(('batch', None)).spec
+  experts, *_ = shardings(('experts',)).spec
+  width, *_ = shardings(('mlp',)).spec
+  inward = PartitionSpec(experts, None, width)
+  outward = PartitionSpec(experts, width, None)
+
+  def local(x, ids, weights, gate, up, down):
+    if experts is not None:
+      x, ids, weights = (jax.lax.all_gather(y, experts, tiled=True)
+                         for y in (x, ids, weights))
+      ids = ids - jax.lax.axis_index(experts) * len(gate)
+      ids = jnp.where(ids < 0, len(gate), ids)
+    y = mixed(x, Routing(ids, weights, weights), gate, up, down)
+    if width is not None:
+      y = jax.lax.psum(y, width)
+    if experts is None:
+      return y
+    return jax.lax.psum_scatter(y, experts, tiled=True)
+
+  split = jax.shard_map(
+      local, mesh=mesh, in_specs=(rows, rows, rows, inward, inward, outward),
+      out_specs=rows, check_vma=False)
+  return lambda x, routing, *kernels: split(
+      x, routing.ids, routing.weights, *kernels)
+
+
+def _by_all(x, ids, weights, gate, up, down):
+  """Computes all experts of all tokens; those not chosen have weight 0."""
+  count = len(gate)
+  share = jnp.sum(jax.nn.one_hot(ids, count) * weights[..., None], 1).astype(
+      x.dtype)
+  # Tokens are repeated, because a product without this axis would transpose the
+  # weights.
+  every = jnp.broadcast_to(x, (count, *x.shape))
+  product = lambda kernel: jnp.einsum('end,edf->enf', every, kernel)
+  hidden = jax.nn.silu(product(gate)) * product(up) * share.T[..., None]
+  return jnp.einsum('enf,efd->nd', hidden, down)
+
+
+def _by_own(x, ids, weights, gate, up, down):
+  """Computes the experts of each token only, with tokens sorted by expert."""
+  places, starts = _places(ids, len(gate), 1)
+  return _of_rows(x, places, weights, ids.size, lambda rows, kernel: (
+      jax.lax.ragged_dot(rows, kernel, jnp.diff(starts))), gate, up, down)
+
+
+def _by_blocks(x, ids, weights, gate, up, down):
+  """Computes the same in blocks of rows that have one expert, for GPUs."""
+  if any(n % _LEAST for n in gate.shape[1:]):  # too small for the kernel
+    return _by_all(x, ids, weights, gate, up, down)
+  places, starts = _places(ids, len(gate), grouped_gpu.ROWS)
+  size = (ids.size // grouped_gpu.ROWS + len(gate)) * grouped_gpu.ROWS
+  return _of_rows(x, places, weights, size, lambda rows, kernel: (
+      grouped_gpu.product(rows, kernel, starts)), gate, up, down)
+
+
+def _places(ids, count: int, block: int):
+  """Returns a row for each choice of a token [N k], sorted by expert.
+
+  The rows of an expert begin with a block, by the numbers [E + 1] that are the
+  second result. Choices of no expert here have rows out of range.
+  """
+  flat = jnp.minimum(ids.ravel(), count)
+  sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')
+  cumulated = lambda x: jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(x)])
+  starts = cumulated((sizes + block - 1) // block)
+  order = jnp.argsort(flat, stable=True)
+  expert, rank = flat[order], jnp.arange(len(flat), dtype=jnp.int32)
+  row = starts[expert] * block + rank - cumulated(sizes)[expert]
+  # All are different, so that no gradient has to be summed.
+  row = jnp.where(expert < count, row, (len(flat) + count * block) + rank)
+  return jnp.zeros_like(row).at[order].set(
+      row, unique_indices=True).reshape(ids.shape), starts
+
+
+def _of_rows(x, places, weights, size: int, product, gate, up, down):
+  """Returns the outputs for rows of tokens at some places of `size` rows."""
+  count, take = places.shape[1], lambda rows, index: rows.at[index].get(
+      mode='fill', fill_value=0, unique_indices=True)
+  choices = jnp.arange(places.size, dtype=jnp.int32)
+  source = (places.size + jnp.arange(size, dtype=jnp.int32)).at[
+      places.ravel()].set(choices, mode='drop', unique_indices=True)
+  rows = take(jnp.repeat(x, count, axis=0), source)
+  hidden = jax.nn.silu(product(rows, gate)) * product(rows, up)
+  output = take(product(hidden, down), places.ravel())
+  return jnp.einsum('nkd,nk->nd', output.reshape(*places.shape, -1),
+                    weights.astype(x.dtype))

@@ -1,0 +1,70 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A run of GRPO on a random model with experts: it trains, resumes, exports."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import train_test
+
+from configs import grpo
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import policy as policies
+from searchrl.jobs import train
+from searchrl.models import experts
+from searchrl.models import transformer
+from searchrl.models import weights
+from searchrl.runtime import metrics
+
+
+def number(trajectory):
+  """A reward that differs between the samples of a question."""
+  return sum(trajectory.tokens) % 7 / 7
+
+
+@pytest.fixture(scope='module', name='folder')
+def fixture_folder(tmp_path_factory):
+  base = str(policies.TINY_BASE)
+  shape = dataclasses.replace(
+      weights.read_config(base), architecture='Qwen3MoeForCausalLM',
+      attention_bias=False, qk_norm=True, num_hidden_layers=2,
+      experts=experts.Experts(8, 2, 32, True))
+  folder = tmp_path_factory.mktemp('model') / 'experts'
+  weights.save(folder, transformer.init(shape, jax.random.key(0)), shape,
+               tokenizer_from=base, eos_id=tokenizers.load(base).eos_ids[0])
+  return folder
+
+
+def config_of(folder, steps):
+  config = train_test.tiny(grpo, steps=steps)
+  config.evaluate.worlds.kinds = ()
+  config.model.path = str(folder)
+  config.reward = config.outcome = 'experts_run_test:number'
+  config.learner.router_aux_loss_coef = 0.01
+  config.optimizer.learning_rate = 1e-2
+  return config
+
+
+@pytest.mark.slow
+def test_a_run_trains_experts_and_resumes_to_the_same_bits(folder, tmp_path):
+  train.run(config_of(folder, 2), str(tmp_path / 'whole'))
+  train.run(config_of(folder, 1), str(tmp_path / 'resumed'))
+  train.run(config_of(folder, 2), str(tmp_path / 'resumed'))
+  assert train_test.state_digest(tmp_path / 'whole') == (
+      train_test.state_digest(tmp_path / 'resumed'))
+  steps = [line for line in metrics.read(tmp_path / 'whole' / metrics.FILE)
+           if 'actor/grad_norm' in line]
+  for step in steps:
+    assert step['actor/grad_norm'] > 0
+    assert step['training/rollout_logprobs_diff_max'] < 1e-4
+    assert 1 < step['actor/experts_max_load'] < 8
+    assert 2 <= step['actor/experts_balance'] < 8
+  assert len(steps) == 2
+  before, after = (weights.load(str(path), weights.read_config(str(path)))
+                   for path in (folder, tmp_path / 'whole' / 'model'))
+  for name in ('router', 'expert_gate', 'expert_up', 'expert_down'):
+    changed = np.abs(before['layers'][name]['kernel']
+                     - after['layers'][name]['kernel'])
+    assert changed.max() > 1e-4, name

@@ -1,0 +1,140 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""experts: all ways to compute a mixture against one token at a time."""
+
+import functools
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from searchrl.models import experts
+from searchrl.models import grouped_gpu
+from searchrl.runtime import mesh as meshes
+
+N, D, F, E, K = 40, 16, 64, 6, 2
+
+
+@pytest.fixture(autouse=True)
+def fixture_kernels_are_interpreted(monkeypatch):
+  monkeypatch.setattr(grouped_gpu, 'ROWS', 16)
+  monkeypatch.setattr(grouped_gpu.pl, 'pallas_call', functools.partial(
+      pl.pallas_call, interpret=True))
+
+
+@pytest.fixture(name='inputs')
+def fixture_inputs():
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  logits = draw(N, E)
+  logits[:, 3] = -9  # nobody chooses this expert
+  routing = experts.route(jnp.asarray(logits), K, True)
+  return draw(N, D), routing, draw(E, D, F), draw(E, D, F), draw(E, F, D)
+
+
+def one_by_one(x, routing, gate, up, down):
+  x, gate, up, down = (a.astype(np.float64) for a in (x, gate, up, down))
+  result = np.zeros_like(x)
+  for n, (ids, weights) in enumerate(zip(*map(np.asarray, routing[:2]))):
+    for expert, weight in zip(ids, weights):
+      g = x[n] @ gate[expert]
+      result[n] += weight * (g / (1 + np.exp(-g)) * (
+          x[n] @ up[expert])) @ down[expert]
+  return result
+
+
+def by_all(x, routing, *kernels):
+  return experts._by_all(x, routing.ids, routing.weights, *kernels)
+
+
+def by_own(x, routing, *kernels):
+  return experts._by_own(x, routing.ids, routing.weights, *kernels)
+
+
+def by_blocks(x, routing, *kernels):
+  return experts._by_blocks(x, routing.ids, routing.weights, *kernels)
+
+
+WAYS = [by_all, by_own, by_blocks]
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_a_mixture_is_the_sum_over_each_tokens_experts(inputs, way):
+  np.testing.assert_allclose(
+      jax.jit(way)(*inputs), one_by_one(*inputs), atol=1e-4)
+
+
+def test_all_ways_have_the_same_gradients(inputs):
+  x, routing, *kernels = inputs
+
+  def gradient(way):
+    def loss(x, weights, *kernels):
+      return jnp.sum(way(x, routing._replace(weights=weights), *kernels) ** 2)
+    return jax.jit(jax.grad(loss, argnums=range(5)))(
+        x, routing.weights, *kernels)
+
+  for leaves in zip(*map(gradient, WAYS)):
+    for leaf in leaves[1:]:
+      np.testing.assert_allclose(leaves[0], leaf, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize('sizes', [
+    dict(expert=2), dict(data=1, expert=2, tensor=4),
+    dict(data=1, fsdp=2, expert=2, tensor=2), dict(data=2, fsdp=4)])
+@pytest.mark.parametrize('way', ['_by_all', '_by_own', '_by_blocks'])
+def test_devices_share_a_mixture(inputs, sizes, way, monkeypatch):
+  mesh = meshes.make(**sizes)
+  chosen = {'_by_all': experts._by_all, '_by_own': experts._by_own,
+            '_by_blocks': lambda x, ids, weights, *kernels: by_blocks(
+                x, experts.Routing(ids, weights, weights), *kernels)}[way]
+  monkeypatch.setattr(experts, '_by_all', chosen)
+  shared = experts.sharded(functools.partial(meshes.sharding, mesh))
+
+  def gradient(mixed):
+    def loss(x, weights, *kernels):
+      y = mixed(x, inputs[1]._replace(weights=weights), *kernels)
+      return jnp.sum(y ** 2), y
+    return jax.jit(jax.value_and_grad(
+        loss, argnums=range(5), has_aux=True))
+
+  x, routing, *kernels = inputs
+  inputs_ = x, routing.weights, *kernels
+  (_, ours), gradients = gradient(shared)(*inputs_)
+  np.testing.assert_allclose(ours, one_by_one(*inputs), atol=1e-4)
+  _, expected = gradient(by_own)(*inputs_)
+  for leaf, other in zip(gradients, expected):
+    np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-2)
+
+
+def test_no_token_is_dropped_if_all_choose_one_expert(inputs):
+  x, _, *kernels = inputs
+  routing = experts.route(jnp.zeros((N, E)).at[:, 4].set(9.0), 1, True)
+  for way in WAYS:
+    np.testing.assert_allclose(way(x, routing, *kernels), one_by_one(
+        x, routing, *kernels), atol=1e-4)
+
+
+def test_a_chosen_routing_keeps_its_experts(inputs):
+  ids = jnp.array([[5, 0]])
+  routing = experts.route(jnp.array([[0., 1, 2, 3, 4, 1]]), 2, True, ids)
+  assert routing.ids.tolist() == [[5, 0]]
+  np.testing.assert_allclose(
+      routing.weights, [[np.e / (1 + np.e), 1 / (1 + np.e)]], rtol=1e-6)
+
+
+def test_the_load_counts_used_tokens_only():
+  logits = jnp.log(jnp.array([[.7, .2, .1], [.1, .3, .6], [.1, .1, .8]]))
+  load = experts.load(experts.route(logits, 2, False),
+                      jnp.array([True, True, False]))
+  np.testing.assert_array_equal(load.chosen, [1, 2, 1])
+  np.testing.assert_allclose(load.probs, [.8, .5, .7], rtol=1e-6)
+  entropies = [-sum(p * np.log(p) for p in row)
+               for row in ([.7, .2, .1], [.1, .3, .6])]
+  np.testing.assert_allclose(load.entropy, sum(entropies), rtol=1e-6)
+  assert load.tokens == 2
+  # 3 experts x the sum of shares x mean probabilities
+  np.testing.assert_allclose(
+      experts.balance(jax.tree.map(lambda x: x[None], load)),
+      3 * (.5 * .4 + 1 * .25 + .5 * .35), rtol=1e-6)
