@@ -8,7 +8,7 @@ r"""A laptop world that needs tools: long documents, sums and differences.
 
 The phases, each in a folder of runs/archive and each with a config of its own:
 
-  data     documents about towns, questions, demonstrations of another archive
+  data     documents about towns, questions, demonstrations of other archives
   tune     the tiny base on the demonstrations (configs/sft.py)
   all      RL with every tool from the tuned model, or another arm
   report   one page of the run (configs/report.py)
@@ -105,7 +105,7 @@ def _data() -> ml_collections.ConfigDict:
       test_share=field(0.4, above=0, below=1),
       train_per_kind=field(300, at_least=1),  # questions of each of five kinds
       test_per_kind=field(100, at_least=1),
-      demonstrations=field(2400, at_least=1),
+      demonstrations=field(6000, at_least=1),
       # Probabilities that the demonstrations' agent uses a tool.
       habits=dict(opens=field(0.5, at_least=0, at_most=1),
                   reads_on=field(0.5, at_least=0, at_most=1),
@@ -118,7 +118,7 @@ def _tune() -> ml_collections.ConfigDict:
   del config.dialogue, config.data['demonstrations']
   config.data.update(train=f'{_DATA}/demonstrations.jsonl',
                      validation_share=0.04)
-  config.train.update(epochs=4, validate_every=0)
+  config.train.update(epochs=1, validate_every=0)
   config.optimizer.learning_rate = 1e-3
   return config
 

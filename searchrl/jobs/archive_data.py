@@ -20,24 +20,26 @@ from searchrl.agent import demonstrations
 from searchrl.data import jsonl
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
-from searchrl.experiment import search as searches
 from searchrl.experiment import toolsets
 from searchrl.rollouts import scripted
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import corpus as corpora
-from searchrl.trajectory import Question, Request, ToolCall
+from searchrl.search import engines
+from searchrl.trajectory import Question, Request, ToolCall, Trajectory
 from searchrl.world import archive
 
 NEAR, DEEP = 'near', 'deep'  # a fact on the first page, or on a later one
 SETS = (NEAR, DEEP, *archive.KINDS[1:])
-_LATER_ARCHIVE = 1000  # added to the seed of the demonstrations' archive
+_PER_ARCHIVE = 40  # towns and demonstrations of an archive that is shown
+_ARCHIVES = 10_000  # seeds of archives that are shown; runs have smaller ones
+_SHARES = (0.4, 0.2, 0.2, 0.2)  # of the kinds of questions that are shown
 
 
 def run(config, workdir: str) -> None:
   """Writes corpus.jsonl, train.jsonl, a test file per kind, demonstrations.
 
-  The demonstrations are about another archive, so that no answer is shown.
+  The demonstrations are about other archives, so that no answer is shown.
 
   Raises:
     ValueError: A field is out of its range.
@@ -119,35 +121,46 @@ def _row(question: Question) -> dict[str, Any]:
 
 
 def _demonstrate(config, model: Any) -> list[dict[str, Any]]:
-  """Returns demonstrations of an agent with habits, about another archive."""
-  options = config.archive
-  towns = archive.towns(config.seed + _LATER_ARCHIVE, options.towns)
+  """Returns demonstrations of an agent with habits, about other archives.
+
+  Each archive has few demonstrations, so that names have to be read.
+  """
+  options, written = config.archive, []
+  for number in range(-(-options.demonstrations // _PER_ARCHIVE)):
+    seed = config.seed * _ARCHIVES + number + 1
+    count = min(_PER_ARCHIVE, options.demonstrations - number * _PER_ARCHIVE)
+    written += [demonstrations.segments(trajectory, model.tokenizer)
+                for trajectory in _played(config, model, seed, count)
+                if trajectory.stop_reason == 'answer']
+  return written
+
+
+def _played(config, model: Any, seed: int, count: int) -> list[Trajectory]:
+  """Returns demonstrations about one archive."""
+  towns = archive.towns(_ARCHIVES + seed, _PER_ARCHIVE)
   corpus = _corpus(towns)
-  rng = np.random.default_rng([config.seed, 33])
+  rng = np.random.default_rng([seed, 33])
   drawn = [archive.problems(towns, kind, rng) for kind in archive.KINDS]
-  shares = np.array([2, 1, 1, 1]) / 5
-  problems = {f'demo-{n}': next(drawn[rng.choice(len(drawn), p=shares)])
-              for n in range(options.demonstrations)}
-  habits = archive.Habits(**options.habits)
+  problems = {f'demo-{seed}-{n}': next(drawn[rng.choice(
+      len(drawn), p=_SHARES)]) for n in range(count)}
+  habits = archive.Habits(**config.archive.habits)
   names = [tool.name for tool in model.dialogue.tools]
 
   def write(request: Request, turns) -> str:
     uid = request.question.uid
-    digest = hashlib.sha256(f'{config.seed}/{uid}/{len(turns)}'.encode())
+    digest = hashlib.sha256(f'{uid}/{len(turns)}'.encode()).digest()
     thought, action = archive.act(
-        problems[uid], turns, habits, np.random.default_rng(
-            int.from_bytes(digest.digest()[:8])), names)
+        problems[uid], turns, habits,
+        np.random.default_rng(int.from_bytes(digest[:8])), names)
     return model.dialogue.write(thought, action)
 
+  budgets = policy.budgets_of(config)
   search = toolsets.binder(
-      model.dialogue, model.tokenizer, seed=config.seed,
-      result_tokens=policy.budgets_of(config).result_tokens)(
-          searches.engine(config.search, corpus, seed=config.seed), corpus)
-  trajectories = scripted.rollout(
+      model.dialogue, model.tokenizer, seed=seed,
+      result_tokens=budgets.result_tokens)(engines.make(
+          config.search.engine, corpus, **config.search.options), corpus)
+  return scripted.rollout(
       write, [Request(archive.question(problem, uid, problem.kind))
               for uid, problem in problems.items()],
       tokenizer=model.tokenizer, dialogue=model.dialogue, search=search,
-      budgets=policy.budgets_of(config), length=config.rollout.max_length,
-      slots=64)
-  return [demonstrations.segments(trajectory, model.tokenizer)
-          for trajectory in trajectories if trajectory.stop_reason == 'answer']
+      budgets=budgets, length=config.rollout.max_length, slots=count)
