@@ -99,7 +99,7 @@ def sharding(mesh: Mesh, logical_axes: Axes) -> NamedSharding:
   return NamedSharding(mesh, spec(mesh, logical_axes))
 
 
-def ways(mesh: Mesh, axis: str) -> int:
+def ways(mesh: Mesh | AbstractMesh, axis: str) -> int:
   """Returns the number of parts into which a logical axis is split."""
   return _ways(mesh, axis)[1]
 
