@@ -388,7 +388,7 @@ def _mesh_axes(present: Container[str], axis: str | None
   return names if names in present else None
 
 
-def _ways(mesh: Mesh, axis: str | None) -> tuple[str, int]:
+def _ways(mesh: Mesh | AbstractMesh, axis: str | None) -> tuple[str, int]:
   """Returns the mesh axes that split a logical axis, and the count of parts."""
   axes = _mesh_axes(mesh.shape, axis) or ()
   axes = (axes,) if isinstance(axes, str) else axes
