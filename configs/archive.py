@@ -119,7 +119,7 @@ def _tune() -> ml_collections.ConfigDict:
   config.data.update(train=f'{_DATA}/demonstrations.jsonl',
                      validation_share=0.04)
   config.train.update(epochs=1, validate_every=0)
-  config.optimizer.learning_rate = 3e-4
+  config.optimizer.learning_rate = 6e-4
   return config
 
 

@@ -103,7 +103,7 @@ def test_searches_over_a_network_enter_as_they_arrive(inner, search_order):
 
 @pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
 def test_accelerators_decode_while_the_host_reads(platform):
-  mesh = types.SimpleNamespace(size=1, devices=np.array([
+  mesh = types.SimpleNamespace(size=1, shape={}, devices=np.array([
       types.SimpleNamespace(platform=platform, process_index=0)]))
   schedule = policy.schedule(mesh, config_of().rollout)
   assert schedule.async_decode == (platform != 'cpu')

@@ -26,7 +26,8 @@ from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
-from searchrl.trajectory import Question, Request, ToolCall, Trajectory
+from searchrl.trajectory import (
+    Action, Question, Request, ToolCall, Trajectory)
 from searchrl.world import archive
 
 NEAR, DEEP = 'near', 'deep'  # a fact on the first page, or on a later one
@@ -135,6 +136,13 @@ def _demonstrate(config, model: Any) -> list[dict[str, Any]]:
   return written
 
 
+def _in_tags(thought: str, action: Action) -> str:
+  """Returns a turn as the tiny base was taught: no spaces before closing tags.
+  """
+  return (f'<think> {thought}</think>\n'
+          f'<{action.kind}> {action.texts[0]}</{action.kind}>')
+
+
 def _played(config, model: Any, seed: int, count: int) -> list[Trajectory]:
   """Returns demonstrations about one archive."""
   towns = archive.towns(_ARCHIVES + seed, _PER_ARCHIVE)
@@ -152,7 +160,7 @@ def _played(config, model: Any, seed: int, count: int) -> list[Trajectory]:
     thought, action = archive.act(
         problems[uid], turns, habits,
         np.random.default_rng(int.from_bytes(digest[:8])), names)
-    return model.dialogue.write(thought, action)
+    return _in_tags(thought, action)
 
   budgets = policy.budgets_of(config)
   search = toolsets.binder(
