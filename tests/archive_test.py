@@ -48,7 +48,8 @@ def test_an_answer_follows_from_the_towns(kind):
 
 
 def turns_of(problem, habits, tools=('search', 'open', 'calculate')):
-  """What the script does; pages of two sentences, sums as they are."""
+  """Returns the script's turns; a page has two sentences, and sums are right.
+  """
   rng, turns, page = np.random.default_rng(0), [], 0
   while not turns or turns[-1].action.kind != 'answer':
     _, action = archive.act(problem, turns, habits, rng, tools)

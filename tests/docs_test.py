@@ -44,7 +44,8 @@ CONFIGS = ['tools/tiny_base.py', *sorted(
 TEXTS = [*DOCUMENTS, 'BENCHMARKS.md', 'launch/README.md', 'launch/xpk.md',
          'benchmarks/speed.md', 'benchmarks/compiled/README.md',
          'benchmarks/faults/README.md', 'benchmarks/study/README.md',
-         'benchmarks/atlas/README.md', 'benchmarks/gpu.md',
+         'benchmarks/atlas/README.md', 'benchmarks/archive/README.md',
+         'benchmarks/gpu.md',
          'benchmarks/study/simulator_samples.md']
 COMMAND = re.compile(r'-m searchrl\.main\s+(?:\\\s+)?--config=([^\s:`]+)')
 FOLDERS = 'searchrl|configs|docs|launch|benchmarks|tests|third_party|tools'

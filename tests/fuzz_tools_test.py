@@ -39,7 +39,7 @@ CALLS += ['<tool_call>\n%s\n</tool_call>' % json.dumps(
 
 
 def write(dice: Dice) -> str:
-  """What a policy writes in a turn: often a call of a tool."""
+  """Returns the text of a policy's turn, which is often a call of a tool."""
   return strategies.text(dice, 3) + dice.one_of(CALLS) if dice.below(
       3) else said(dice)
 

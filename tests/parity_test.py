@@ -248,7 +248,7 @@ def test_greedy_continuations(family):
 
 def test_the_balance_of_experts_is_the_loss_of_transformers():
   rng = np.random.default_rng(0)
-  logits = rng.normal(size=(3, 20, 8)).astype(np.float32)  # of 3 layers
+  logits = rng.normal(size=(3, 20, 8)).astype(np.float32)  # 3 layers
   used = rng.random(20) < .7
   theirs = modeling_qwen3_moe.load_balancing_loss_func(
       tuple(map(torch.tensor, logits)), 8, 2, torch.tensor(used[None]))

@@ -177,7 +177,7 @@ def test_runs_of_several_seeds_share_a_curve(tmp_path, tokenizer):
 
 
 def test_the_story_is_a_question_that_training_made_right(tmp_path, tokenizer):
-  """Of three questions of 2 hops, one is wrong before and right after."""
+  """One of three questions of 2 hops is wrong before and right after."""
   write_run(tmp_path / 'mine', tokenizer)
   write_evaluations(tmp_path / 'mine', tokenizer)
   run, = reading.runs([str(tmp_path / 'mine')])

@@ -118,7 +118,7 @@ class Cluster:
     deadline, states = time.monotonic() + 120, []
     while states != ['idle', 'idle']:
       assert time.monotonic() < deadline, self.logs()
-      time.sleep(1)
+      time.sleep(1)  # the controller is asked once a second
       states = self.call('sinfo', '--noheader', '-N', '-o', '%T').split()
 
   def wait(self, job, holds, secs=600, hurry=True):

@@ -84,6 +84,13 @@ def test_arguments_are_checked_by_the_schema():
   assert seen == [{'a': 'x'}, {'a': 'z'}]
 
 
+def test_a_wrong_number_of_results_is_never_read_as_right():
+  tool = Tool('echo', 'Echoes.', {'required': ['a']})
+  checked = toolbox.checked(tool, lambda calls: [ToolResult('x')] * 3)
+  results = checked([call('echo', a=1), call('echo', a=2), call('echo')])
+  assert results == [SearchError('bad_response', '3 results for 2 calls')] * 3
+
+
 DOCUMENT = [f'word{chr(97 + n)} ' * 5 for n in range(6)]
 CORPUS = Corpus(tuple(
     [Passage('x', 'Other', 'before')] +

@@ -13,7 +13,8 @@ from searchrl.trajectory import Passage, Trajectory
 
 # Columns of a table, in their order. A search that failed counts as wrong.
 ANSWERS = ('em', 'subem', 'f1')  # scores of an answer
-JUDGED = ('judged', 'agrees_with_em', 'judge_error')  # of a judge, if any
+# Further columns, which an evaluation with a judge has.
+JUDGED = ('judged', 'agrees_with_em', 'judge_error')
 NAMES = (*ANSWERS, 'recall', 'hit@1', 'searches', 'queries',
          'answered', 'finished', 'tokens')
 

@@ -65,7 +65,7 @@ class Experiment:
   stream: questions_lib.Stream
   search: SearchFn
   scorer: scoring.Scorer
-  judge: scoring.Scorer | None  # of evaluations
+  judge: scoring.Scorer | None  # judge of evaluations; None: they have none
   rounds: collect.Rounds
   cases: list[evaluator.EvalCase]
   lockstep: locksteps.LockstepCheck

@@ -34,7 +34,7 @@ NEAR, DEEP = 'near', 'deep'  # a fact on the first page, or on a later one
 SETS = (NEAR, DEEP, *archive.KINDS[1:])
 _PER_ARCHIVE = 40  # towns and demonstrations of an archive that is shown
 _ARCHIVES = 10_000  # seeds of archives that are shown; runs have smaller ones
-_SHARES = (0.4, 0.2, 0.2, 0.2)  # of the kinds of questions that are shown
+_SHARES = (0.4, 0.2, 0.2, 0.2)  # share of each kind in the demonstrations
 
 
 def run(config, workdir: str) -> None:

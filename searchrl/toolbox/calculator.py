@@ -10,7 +10,7 @@ from searchrl.trajectory import Tool, ToolCall, ToolResult
 
 _FUNCTIONS = {'abs': abs, 'ceil': math.ceil, 'floor': math.floor, 'max': max,
               'min': min, 'round': round, 'sqrt': math.sqrt}
-_MOST_CHARACTERS = 500  # of an expression
+_MOST_CHARACTERS = 500  # longest expression, in characters
 
 
 def make() -> Tool:

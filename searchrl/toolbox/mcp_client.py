@@ -15,14 +15,15 @@ import threading
 import time
 from typing import Any
 
-from searchrl.runtime import log
-from searchrl.trajectory import SearchError, Tool, ToolCall, ToolResult
+from searchrl.runtime import log as logs
+from searchrl.trajectory import (
+    SearchError, Tool, ToolCall, ToolResult, is_search)
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.5, 30.0
 
 
 def make(*, command: Sequence[str] = (), url: str = '',
-         names: Sequence[str] = (), call_secs: float = 30.0,
+         names: Sequence[str] = (), prefix: str = '', call_secs: float = 30.0,
          pause_secs: float = 3600.0, log: str = '') -> list[Tool]:
   """Returns the tools of a server, each as it describes itself.
 
@@ -30,6 +31,8 @@ def make(*, command: Sequence[str] = (), url: str = '',
     command: Program and arguments that start a server, or () for `url`.
     url: Address of a server (Streamable HTTP), or '' for `command`.
     names: Names of the tools to take; () for all.
+    prefix: Text before each name, such as 'web_'. A server's tool named search
+      needs one, because that is the name of the run's engine.
     call_secs: Seconds after which a call, or the start, has failed.
     pause_secs: Longest time that a run waits for a server that fails.
     log: Path of the file that gets what a started server writes to its
@@ -75,9 +78,17 @@ def make(*, command: Sequence[str] = (), url: str = '',
   if missing:
     raise ValueError(f'names must be tools of the server, which are '
                      f'{", ".join(known)}, but has {missing[0]!r}.')
-  return [Tool(tool.name, ' '.join((tool.description or tool.name).split()),
+  taken = [tool for tool in described if not names or tool.name in names]
+  engines = [tool.name for tool in taken if is_search(prefix + tool.name)]
+  if engines:
+    raise ValueError(
+        f'prefix must be given, because a tool named {prefix + engines[0]!r} '
+        "would be a search engine of ours. Write for instance prefix='web_', or "
+        'leave the tool out of names.')
+  return [Tool(prefix + tool.name,
+               ' '.join((tool.description or tool.name).split()),
                tool.input_schema, _OfServer(server, tool.name))
-          for tool in described if not names or tool.name in names]
+          for tool in taken]
 
 
 class _OfServer:
@@ -144,8 +155,8 @@ class _Server:
               f'{error}. Start it, and run the same command to go on from the '
               'last checkpoint.') from error
         if pause == _FIRST_PAUSE_SECS:
-          log.say(f'Warning: the MCP server {self._place} fails, so the run is '
-                  f'paused, up to {self._pause_secs:g} s.')
+          logs.say(f'Warning: the MCP server {self._place} fails, so the run '
+                   f'is paused, up to {self._pause_secs:g} s.')
         time.sleep(min(pause, left))
         pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 

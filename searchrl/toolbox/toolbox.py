@@ -151,7 +151,8 @@ def checked(tool: Tool, call: Callable[[Sequence[ToolCall]], Sequence[Any]]
     good = [c for c, problem in zip(calls, problems) if not problem]
     results = list(call(good)) if good else []
     if len(results) != len(good):
-      return results  # a wrong number of results is a failure of the tool
+      return [SearchError('bad_response', f'{len(results)} results for '
+                          f'{len(good)} calls')] * len(calls)
     remaining = iter(results)
     return [ToolResult(problem, is_error=True) if problem else next(remaining)
             for problem in problems]

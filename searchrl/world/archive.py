@@ -19,7 +19,7 @@ from searchrl.world import names
 from searchrl.world import text
 
 RELATIONS = {'mayor': 'person', 'river': 'river', 'founder': 'person'}
-KINDS = ('fact', 'sum', 'difference', 'compare')  # of questions
+KINDS = ('fact', 'sum', 'difference', 'compare')  # kinds of questions
 _FILLERS = 4  # distractors of a document
 
 
