@@ -86,7 +86,7 @@ def test_lockstep_admits_in_a_fixed_order():
   remote = policies.schedule(mesh, options, is_remote=True)
   assert remote.search_order == 'arrival'
 
-  two_hosts = types.SimpleNamespace(size=2, devices=np.array([
+  two_hosts = types.SimpleNamespace(size=2, shape={}, devices=np.array([
       types.SimpleNamespace(platform='cpu', process_index=i) for i in (0, 1)]))
   schedule = policies.schedule(two_hosts, options, is_remote=True)
   assert schedule.search_order == 'deterministic'
