@@ -77,7 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 @contextlib.contextmanager
 def _exit_codes(workdir: str) -> Iterator[None]:
-  """Ends the command with a code or a sentence if its body is stopped."""
+  """Ends the command with an exit code or a message if its body is stopped."""
   try:
     yield
   except signals.Stopped as stop:
@@ -97,7 +97,7 @@ def _exit_codes(workdir: str) -> Iterator[None]:
 
 
 def _refuse(error: Exception, place: str = '') -> NoReturn:
-  """Ends the command with one sentence that says what was wrong."""
+  """Ends the command with a sentence that says what was wrong."""
   if os.environ.get('SEARCHRL_TRACEBACK'):
     raise error
   sys.exit(f'{type(error).__name__}: {error}{place}\n'
@@ -135,10 +135,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-  """Returns the flags of a command that are no fields of its config.
+  """Returns the flags of a command that are not fields of its config.
 
   Raises:
-    ValueError: An argument is none of these flags, or has no value.
+    ValueError: An argument is not one of these flags, or has no value.
   """
   try:
     options, unknown = _parser().parse_known_args(arguments)

@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence packing: documents of different lengths placed end to end in rows.
+"""Sequence packing: places documents of different lengths end to end in rows.
 
 A batch of trajectories [B T] is mostly padding. Packed into rows of L tokens it
 has almost none. `first_fit` assigns documents to rows, and `to_rows` moves
 arrays into those rows on the host. `unpack` moves results back to one document
-per row on the device, so that losses do not depend on the packing.
+per row on the device, so that losses do not depend on the packing. A place is
+the position of a document in a row: the first, the second, and so on.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Positions of documents in R rows of L tokens, with S places per row."""
+  """Positions of documents in R rows of L tokens, at most S per row."""
 
   segment_ids: Int[Array, '*M R L']  # number of the place, from 1; 0: padding
   positions: Int[Array, '*M R L']  # index of the token in its document, from 0
@@ -36,7 +37,7 @@ def first_fit(lengths: Sequence[int] | np.ndarray, length: int, places: int
   Args:
     lengths: Lengths of the documents, in tokens. Empty documents are left out.
     length: Number L of tokens per row.
-    places: Largest number S of documents per row.
+    places: Maximum number S of documents per row.
 
   Returns:
     The indices of the documents of each row.
@@ -66,7 +67,16 @@ def first_fit(lengths: Sequence[int] | np.ndarray, length: int, places: int
 def layout(rows: Sequence[Sequence[int]],
            lengths: Sequence[int] | np.ndarray, *,
            count: int, length: int, places: int) -> Layout:
-  """Returns the layout of `rows`, filled up with empty rows to `count`."""
+  """Returns the positions of documents in `count` rows.
+
+  Args:
+    rows: Indices of the documents of each row, from `first_fit`. Further rows
+      are empty.
+    lengths: Lengths of the documents, in tokens.
+    count: Number R of rows.
+    length: Number L of tokens per row.
+    places: Maximum number S of documents per row.
+  """
   shapes = dict(segment_ids=length, positions=length, starts=places,
                 lengths=places)
   arrays: dict[str, Any] = {
@@ -85,8 +95,8 @@ def layout(rows: Sequence[Sequence[int]],
 def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
   """Moves arrays [B] or [B T] of documents into rows [R S] or [R L].
 
-  The tree has host arrays. The rows are those of `first_fit`, and the layout is
-  theirs. Entries without a document are 0.
+  The leaves of `tree` are host arrays. `rows` comes from `first_fit`, and
+  `layout` was made from it. Entries without a document are 0.
   """
   documents, token_documents = _documents(rows, layout)
 
@@ -109,7 +119,10 @@ def from_rows(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
 
 def _documents(rows: Sequence[Sequence[int]], layout: Layout
               ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the document of each place and of each token; 0 without one."""
+  """Returns the index of the document at each place and at each token.
+
+  Entries without a document are 0.
+  """
   documents = np.zeros(layout.starts.shape, np.int64)
   for row, indices in enumerate(rows):
     documents[row, :len(indices)] = indices

@@ -17,10 +17,10 @@ _ARTICLES = re.compile(r'\b(a|an|the)\b')
 
 
 def normalise(text: str) -> str:
-  """Returns the text in which answers and gold answers are compared.
+  """Returns the form of a text in which answers and gold answers are compared.
 
-  It is in lower case, without ASCII punctuation and articles, and words are
-  separated by single spaces. An accent may be a character of its own or not.
+  It is in lower case and has no ASCII punctuation and no articles. Single
+  spaces separate words. An accent may be a separate character or not.
 
   Source: SQuAD (Rajpurkar et al. 2016), as all five systems use it.
   """
@@ -42,7 +42,7 @@ class Segment(NamedTuple):
 
   @property
   def record(self) -> dict[str, Any]:
-    """The segment as files have it, without what is the default."""
+    """The segment as files have it, without fields that have the default."""
     fields = {'text': self.text, 'trained': self.trained}
     return fields | ({} if self.special else {'special': False}) | (
         {'ids': list(self.ids)} if self.ids else {})

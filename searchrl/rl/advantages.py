@@ -6,7 +6,7 @@
 per row. If any input is a JAX array they use JAX and work under jit. If all
 inputs are numpy arrays they compute on the host, in float64. Their arguments:
 
-  rewards      Reward r of each row, the one that is trained on.
+  rewards      Reward r of each row.
   group_ids    Group of each row, in [0, num_groups). Rows with the same id
                share a baseline.
   in_baseline  False for a row that does not count and gets no advantage, such
@@ -131,7 +131,7 @@ def token_rewards(
     loss_mask: Bool[Array, 'B T'],
     penalty: Float[Array, 'B T'] | None = None,
 ) -> Float[Array, 'B T']:
-  """Returns the reward of each token: the row's at its end, less a penalty.
+  """Returns the reward of each token, [B, T].
 
     r_t = r [t is the row's last policy token] - penalty_t
 
@@ -181,8 +181,8 @@ def gae(
     values: Values V_t, the critic's estimate before token t of the rewards to
       come, [B, T].
     loss_mask: True where the policy sampled the token, [B, T].
-    discount: Discount gamma, the worth now of a reward of 1 that comes one
-      policy token later.
+    discount: Discount gamma: a reward that comes k policy tokens later is
+      multiplied by gamma^k.
     gae_lambda: Weight lambda in [0, 1]: 1 uses the rewards only, and 0 relies
       on the critic.
 
@@ -258,8 +258,8 @@ def whiten(
   """Returns (x - mean) / sqrt(var + 1e-8) over the entries inside the mask.
 
   The variance is the sample's (ddof=1). Equal entries give exactly 0. The input
-  must be the whole global batch, because the mean and the variance of a
-  micro-batch differ from those of the batch.
+  must be the global batch, because the mean and the variance of a micro-batch
+  differ from those of the batch.
 
   Source: the whitening of advantages in Search-R1's PPO (arXiv:2503.09516),
     without its retrieved tokens.

@@ -73,7 +73,7 @@ def keep_mixed(
 
 
 def question_hops(question: Question) -> int:
-  """Returns the hop count; in HRPO, equal hop counts share a baseline."""
+  """Returns a question's hop count, by which HRPO groups rows."""
   return question.hops
 
 

@@ -14,8 +14,8 @@ ValueError. Recipes share these options:
 
   clip_low, clip_high: Distances that a ratio may fall below 1 and rise above 1.
   dual_clip: Bound of the loss where A < 0; see `losses.clipped_surrogate`.
-  discount: Discount gamma, the worth now of a reward of 1 that comes one policy
-    token later.
+  discount: Discount gamma: a reward that comes k policy tokens later is
+    multiplied by gamma^k.
   normalize_std: Flag that divides advantages by the group's standard deviation.
   kl_coef, kl_estimator, entropy_coef, aggregation, length: Fields of
     `Regularizer`. A recipe takes the fields that its `@regularized` names, with
@@ -66,8 +66,8 @@ def ppo(
   """Makes PPO: clipped token ratios, a critic, and the KL in the reward.
 
   `value_clip` is the distance that a value may move in an update, in the unit
-  of the rewards; None means any distance. `gae_lambda` in [0, 1] mixes: 1 uses
-  the rewards only, and 0 relies on the critic. With `whiten`, advantages are
+  of the rewards; None means any distance. `gae_lambda` is in [0, 1]: 1 uses the
+  rewards only, and 0 relies on the critic. With `whiten`, advantages are
   whitened over all policy tokens of the batch. With `turn_rewards`, a turn's
   own reward is added at the turn's last token.
 
@@ -143,8 +143,8 @@ def dr_grpo(
 ) -> Algorithm:
   """Makes Dr. GRPO: GRPO without dividing by the spread or a row's length.
 
-  Instead, `length` divides the sum of every row: the most tokens that a policy
-  may write, however many it wrote.
+  Instead, the sum of every row is divided by the constant `length`, the maximum
+  number of tokens that the policy may write in a row.
 
   Source: Liu et al. 2025, Understanding R1-Zero-Like Training,
     arXiv:2503.20783, section 3.2.
@@ -307,9 +307,9 @@ def reinforce_plus_plus(
   """Makes REINFORCE++: PPO without a critic, on returns whitened per batch.
 
   With `group_baseline`, the group's mean is first subtracted ("w/ baseline"),
-  there is no discount, and the KL is in the loss, otherwise in the reward. The
-  default estimator of the KL is k2 in the loss and k1 in the reward. Its
-  default coefficient is ours.
+  there is no discount, and the KL is in the loss. Otherwise the KL is in the
+  reward. The default estimator of the KL is k2 in the loss and k1 in the
+  reward. The default coefficient of the KL is ours.
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
@@ -393,7 +393,7 @@ def _sequence_level(
   """Makes an algorithm with one ratio and one loss per row.
 
   Raises:
-    ValueError: The aggregation is one over tokens.
+    ValueError: The aggregation averages over tokens instead of rows.
   """
   if regularizer.aggregation != 'sequence_mean':
     raise ValueError(

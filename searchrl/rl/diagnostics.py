@@ -32,13 +32,13 @@ def clip_fractions(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> dict[str, Mean]:
-  """Returns how often the clip of `losses.clipped_surrogate` is active.
+  """Returns the fractions of ratios that `losses.clipped_surrogate` clips.
 
     low: A < 0 and rho < 1 - clip_low      high: A > 0 and rho > 1 + clip_high
     dual: A < 0 and rho > dual_clip, if there is one
 
-  The results are fractions of the ratios inside the mask `where`. A ratio
-  belongs to a token or to a sequence.
+  Only ratios inside the mask `where` count. A ratio belongs to a token or to a
+  sequence.
   """
   masked.check_shapes(ratio=ratio, where=where)
   advantages = losses.spread_over(where, advantages)
@@ -83,10 +83,10 @@ def value_fit(
     *,
     value_clip: float | None,
 ) -> dict[str, Mean]:
-  """Returns the critic's mean value, and how often its clip is active.
+  """Returns the critic's mean value, and the fraction of clipped tokens.
 
-  That is the share of tokens whose clipped error is larger than the plain one.
-  The arguments are those of `losses.value_loss`.
+  A token is clipped if its clipped error is larger than the plain one. The
+  arguments are those of `losses.value_loss`.
   """
   plain, worse = (
       losses.value_loss(
@@ -146,9 +146,8 @@ def mismatch(batch: Batch, trained: Bool[np.ndarray, 'B']
   KL(sampler || learner) by the estimators k1 and k3; the importance weights
   pi_old / pi_behavior of the tokens, and their effective sample size as a share
   of the tokens. These are near 0, 0, 0, 1 and 1 if both run the same model. The
-  dict is empty if there are no on-policy tokens. The batch needs
-  `old_logprobs`, but only in the rows that are `trained`, [B]. Others are left
-  out.
+  dict is empty if there are no on-policy tokens. Only the rows that are
+  `trained`, [B], are read. They need `old_logprobs`.
   """
   where = batch.loss_mask & (batch.on_policy & trained)[:, None]
   if not where.any():

@@ -54,8 +54,8 @@ def clipped_surrogate(
   Args:
     ratio: Ratio rho of each token or of each sequence; differentiated.
     advantages: Advantages A, in the shape of `ratio`.
-    clip_low: Distance that rho may fall below 1 and still be pushed down.
-    clip_high: Distance that rho may rise above 1 and still be pushed up.
+    clip_low: Distance below 1 at which the gradient that lowers rho ends.
+    clip_high: Distance above 1 at which the gradient that raises rho ends.
     dual_clip: Factor that bounds the loss where A < 0: L <= -dual_clip A, so
       that a larger ratio has no gradient. It must be above 1 and is usually 3.
       The default None is PPO as published.
@@ -203,9 +203,9 @@ def value_loss(
     old_values: Values before the update, [B, T]; constant.
     returns: Targets R of V, from `advantages.gae`, [B, T]; constant.
     loss_mask: True where the policy sampled the token, [B, T].
-    value_clip: Distance that V may move in an update and still be pushed, in
-      the unit of the rewards. The default is Search-R1's. None gives a plain
-      squared error.
+    value_clip: Distance from V_old at which the gradient of V ends, in the unit
+      of the rewards. The default is Search-R1's. None gives a plain squared
+      error.
 
   Source: the value function of PPO's reference implementation (Dhariwal et al.
     2017, OpenAI Baselines), as Search-R1 (arXiv:2503.09516) uses it.

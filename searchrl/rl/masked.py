@@ -44,7 +44,7 @@ class Mean:
 
   @property
   def value(self) -> Float[Array, '']:
-    """The mean total / count, or 0 if nothing was counted."""
+    """Mean, total / count; 0 if nothing was counted."""
     return self.total / jnp.maximum(self.count, 1)
 
   def __add__(self, other: Mean) -> Mean:

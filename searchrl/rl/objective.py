@@ -73,7 +73,7 @@ class Regularizer:
 
   @property
   def is_empty(self) -> bool:
-    """True if the loss has the policy's term only.
+    """True if the loss consists of the policy's term only.
 
     A row then has no gradient if its advantages are 0.
     """
@@ -126,7 +126,7 @@ def by_group(normalize_std: bool = True) -> Callable:
 
 def reference_kl(batch: Batch, regularizer: Regularizer
                 ) -> Float[Array, 'B T'] | None:
-  """Returns kl_coef KL(pi_old || pi_ref) per token; None if kl_coef is 0."""
+  """Returns kl_coef * KL(pi_old || pi_ref) per token; None if kl_coef is 0."""
   if not regularizer.kl_coef:
     return None
   return regularizer.kl_coef * losses.kl(
@@ -240,12 +240,12 @@ def with_observations(algorithm: Algorithm) -> Algorithm:
   """Returns the algorithm trained on observations too, for comparison.
 
   The terms of `objective` also sum over `observed_tokens`, as if the policy had
-  written them. Denominators still count the policy's tokens only, which thus
-  keep their weights. An observation has the advantage of the last policy token
-  before it, which requested it. The advantages, the critic, a KL in the reward
-  and the filter still use the policy's tokens only. So do all metrics except
-  those of the terms and of a row's ratio. The algorithm must not be `corrected`
-  yet.
+  written them. Denominators still count the policy's tokens only, so that the
+  policy's tokens keep their weights. An observation has the advantage of the
+  last policy token before it, which requested it. The advantages, the critic, a
+  KL in the reward and the filter still use the policy's tokens only. So do all
+  metrics except those of the terms and of a row's ratio. The algorithm must not
+  be `corrected` yet.
 
   Raises:
     ValueError: The loss does not take `observed`.
@@ -339,7 +339,7 @@ def _changed(algorithm: Algorithm, change: Callable) -> Callable:
 
 
 def _held(advs, batch):
-  """Gives an observation the advantage of the last policy token before it."""
+  """Gives each observation the advantage of the last policy token before it."""
   if advs.ndim == 1:
     return advs
   columns = jnp.arange(advs.shape[1])[None]

@@ -13,19 +13,22 @@ def require(is_legal: bool, message: str) -> None:
 
 
 def at_least_0(**values: float) -> None:
-  """Raises a ValueError on a negative value or NaN."""
+  """Raises a ValueError if a value is negative or NaN."""
   for field, value in values.items():
     require(value >= 0, f'{field} must be 0 or more, but is {value}.')
 
 
 def fractions(**values: float) -> None:
-  """Raises a ValueError on a value outside [0, 1]."""
+  """Raises a ValueError if a value is outside [0, 1]."""
   for field, value in values.items():
     require(0 <= value <= 1, f'{field} must lie in [0, 1], but is {value}.')
 
 
 def choice(field: str, value: str, choices: tuple[str, ...]) -> None:
-  """Raises a ValueError on a name that is not one of `choices`."""
+  """Raises a ValueError if `value` is not one of `choices`.
+
+  The error names the `field`.
+  """
   require(value in choices, f'{field} must be one of {", ".join(choices)}, but '
           f'is {value!r}.')
 
@@ -39,7 +42,7 @@ def overlong(max_length: int, buffer: int) -> None:
 
 def clip(clip_low: float, clip_high: float, dual_clip: float | None = None
         ) -> None:
-  """Raises a ValueError on a range of ratios that does not contain 1."""
+  """Raises a ValueError if the range of ratios does not contain 1."""
   require(0 <= clip_low <= 1 and clip_high >= 0,
           'clip_low must lie in [0, 1] and clip_high be 0 or more, but they '
           f'are {clip_low} and {clip_high}. Give distances below and above 1.')
@@ -49,13 +52,13 @@ def clip(clip_low: float, clip_high: float, dual_clip: float | None = None
 
 
 def log_clip(clip_low: float, clip_high: float) -> None:
-  """Raises a ValueError on a range of log ratios that does not contain 0."""
+  """Raises a ValueError if the range of log ratios does not contain 0."""
   require(clip_low >= 0 and clip_high >= 0,
           'clip_low and clip_high must be 0 nats or more, but are '
           f'{clip_low} and {clip_high}. Give distances below and above 0.')
 
 
 def interval(low: float, high: float) -> None:
-  """Raises a ValueError if no importance weight lies in [low, high]."""
+  """Raises a ValueError if no importance weight can be in [low, high]."""
   require(0 <= low < high, 'low and high must satisfy 0 <= low < high, but are '
           f'{low} and {high}.')

@@ -58,13 +58,13 @@ def mt_grpo(
     A^O_i = (R_i - mean_g R) / (std_g R + 1e-6)
     A^T_ik = (r_ik - mean_gk r) / (std_gk r + 1e-6)
 
-  The group gk has the k-th turns of the rows of group g, as far as these have a
-  reward. A turn without a reward has A^T = 0. So has a turn whose group has one
-  turn, or rewards that differ by at most 1e-6.
+  The group gk has the k-th turns of the rows of group g, without the turns
+  that have no reward. A turn without a reward has A^T = 0. A^T is also 0 if
+  the group gk has one turn only, or rewards that differ by at most 1e-6.
 
-  Source: Zeng et al. 2025, arXiv:2505.11821, MT-GRPO, whose published code has
-    the coefficient at A^T. The paper has two turns, of which the first has a
-    reward; the groups of later turns are ours.
+  Source: Zeng et al. 2025, arXiv:2505.11821, MT-GRPO. Its published code
+    multiplies A^T by the coefficient. The paper has two turns, of which the
+    first has a reward; the groups of later turns are ours.
   """
   is_rewarded = (turn_ends(turn_ids) & ~jnp.isnan(turn_rewards)
                  & in_baseline[:, None])
@@ -112,7 +112,7 @@ def gigpo(
     group_ids: See above.
     in_baseline: See above.
     step_coef: Coefficient omega of the advantages among equal states.
-    discount: Discount gamma, the worth now of a reward of 1 one turn later.
+    discount: Discount gamma: a reward k turns later is multiplied by gamma^k.
     normalize_std: Flag that divides by the standard deviations.
 
   Source: Feng et al. 2025, GiGPO, arXiv:2505.10978, eq. 3 and 5 to 8.

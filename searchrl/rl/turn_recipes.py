@@ -25,10 +25,10 @@ def mt_grpo(
     dual_clip: float | None = None,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """Makes MT-GRPO: GRPO with an advantage of each turn's own reward on top.
+  """Makes MT-GRPO: GRPO plus an advantage of each turn's own reward.
 
-  `turn_coef` is the weight of that advantage. Without rewards of turns it is
-  GRPO with the token mean.
+  `turn_coef` is the weight of that advantage. If no turn has a reward, the
+  algorithm is GRPO with the token mean.
 
   Source: Zeng et al. 2025, Reinforcing Multi-Turn Reasoning in LLM Agents,
     arXiv:2505.11821; KL, coefficient and token mean as in its code.
@@ -56,12 +56,12 @@ def gigpo(
     dual_clip: float | None = None,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """Makes GiGPO: GRPO with an advantage among turns that began alike on top.
+  """Makes GiGPO: GRPO plus an advantage among turns that began in equal states.
 
-  `step_coef` is the weight omega of that advantage, and `discount` the worth
-  now of a reward of 1 that comes one turn later. Turns began alike if their
-  rows share a group and had read the same before. Rewards of turns are added to
-  the returns, but are not needed.
+  `step_coef` is the weight omega of that advantage. `discount` is gamma: a
+  reward that comes k turns later is multiplied by gamma^k. Two turns began in
+  equal states if their rows are in one group and had the same text before the
+  turn. Turns may have rewards of their own, which are added to the returns.
 
   Source: Feng et al. 2025, GiGPO, arXiv:2505.10978, eq. 8 and 9.
   """
@@ -79,7 +79,7 @@ def gigpo(
 
 def _recipe(regularizer, advantages, clip_low, clip_high, dual_clip
            ) -> Algorithm:
-  """Returns GRPO with other advantages, which read the turns."""
+  """Returns GRPO with another function of advantages, which reads the turns."""
   return Algorithm(
       advantages,
       objective(

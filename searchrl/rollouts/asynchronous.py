@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous rollouts: a thread samples some steps ahead of the learner.
 
-Step n trains on the samples of the policy of step n - max_staleness. It is
-fixed in advance which policy samples which step, so two runs with one seed are
-equal. Each trajectory carries the step of its policy, and importance ratios
-divide by that policy's log-probs. A checkpoint includes the samples in flight,
-so a resumed run ends with the same bits as an uninterrupted one.
+Step n trains on samples from the policy of step n - max_staleness. Which policy
+samples a step does not depend on timing, so two runs with one seed are equal.
+Each trajectory carries the step of its policy, and importance ratios divide by
+that policy's log-probs. A checkpoint includes the samples in flight, so a
+resumed run ends with the same bits as an uninterrupted one.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,8 @@ class AsyncRollouts:
   Args:
     collect: Function that samples a step. It is called in the thread, with
       weights whose buffers no update reuses.
-    snapshot: Function params -> such weights, called in the learner's thread.
+    snapshot: Function that makes such weights from the params. It is called in
+      the learner's thread.
     max_staleness: Number of steps that sampling may be ahead; above 0.
     last_step: Number of steps of the run; nothing is sampled beyond it.
   """
@@ -70,7 +71,7 @@ class AsyncRollouts:
         collected.progress, silent_steps=progress.silent_steps))
 
   def settled(self, progress: Progress) -> Progress:
-    """Waits for the samples in flight and returns the progress with them."""
+    """Waits for the samples in flight, and returns the progress with them."""
     return dataclasses.replace(progress, in_flight=tuple(
         sampling.result() for sampling in self._in_flight))
 

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuous batching: prompts of many callers share one engine.
 
-A dedicated thread compiles, prefills and decodes. Choices that arrive while others decode
-join them at the next pass. Each choice has its own randomness. Stop strings are
-found here, in the bytes, and all that was sampled after one is dropped.
+A choice is one continuation of one prompt. A slot is a row of the engine that
+decodes one choice. A dedicated thread compiles, prefills and decodes in passes.
+Choices that arrive while others decode join them at the next pass. Each choice
+has its own randomness. Stop strings are found here, in the bytes. All tokens
+that were sampled after a stop string are dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +34,7 @@ _FEW_ROWS = (1, 4, 16)
 
 
 class Full(Exception):
-  """An error: too many choices are waiting already."""
+  """An error: too many choices are already waiting."""
 
 
 class Closed(Exception):
@@ -54,7 +56,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """An addition to a choice."""
+  """The next part of a choice's text."""
 
   choice: int  # index of the choice in the request
   text: str
@@ -67,8 +69,8 @@ class Piece:
 class Stream:
   """The stream of one request's pieces.
 
-  The generator's thread calls `put` with the pieces of all choices, those of
-  one choice in order, and with None if no more pieces will come.
+  The generator's thread calls `put` with each piece. The pieces of one choice
+  come in order. A last call with None means that no more pieces will come.
   """
 
   put: Callable[[Piece | None], None]
@@ -94,7 +96,7 @@ class Text:
     self._decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
   def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int, bool]:
-    """Returns new text, the number of tokens used, and if a stop was found.
+    """Returns the new text, the number of tokens used, and if a stop was found.
 
     Bytes that may begin a stop string or a character are held back until the
     next tokens decide it, or until `last` releases them.
@@ -171,12 +173,12 @@ class Generator:
 
   @property
   def is_open(self) -> bool:
-    """True if it takes more choices."""
+    """True if new choices may be submitted."""
     return not self._closing
 
   def submit(self, choices: Sequence[Choice],
              put: Callable[[Piece | None], None]) -> Stream:
-    """Queues choices and returns their stream; `put` is that of `Stream`.
+    """Queues choices and returns their stream, which calls `put`.
 
     Raises:
       Full: There is no room for so many choices to wait.
@@ -194,7 +196,10 @@ class Generator:
     return stream
 
   def close(self, within_secs: float) -> None:
-    """Accepts no more choices, finishes the present ones, ends the thread."""
+    """Accepts no more choices, and waits until the present ones have finished.
+
+    It returns after `within_secs` at the latest.
+    """
     with self._changed:
       self._closing = True
       self._changed.notify()
@@ -218,7 +223,7 @@ class Generator:
       stream.put(None)
 
   def _next(self) -> list[engines.Append] | None:
-    """Waits for work; returns the prompts for free slots, or None if closed."""
+    """Waits for work and returns prompts for the free slots; None if closed."""
     with self._changed:
       while not (self._queue or self._running):
         if self._closing:
@@ -253,7 +258,7 @@ class Generator:
       self._deliver(slot, tokens, logprobs, slot in stopped)
 
   def _deliver(self, slot: int, tokens, logprobs, last: bool) -> None:
-    """Puts all that a slot sampled since the last pass into its stream."""
+    """Puts the tokens sampled in a slot since the last pass into its stream."""
     running = self._running[slot]
     new = tuple(tokens[running.sent:])
     text, used, is_stopped = running.text.add(new, last)
@@ -268,7 +273,7 @@ class Generator:
     running.sent = end
 
   def _release(self, slots: Sequence[int], *, decoding: bool) -> None:
-    """Frees slots; `decoding` says that their turns have not ended yet."""
+    """Frees slots. `decoding` is True if their turns have not ended yet."""
     if slots and decoding:
       self._engine.cut(slots)
     for slot in slots:
@@ -319,5 +324,5 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
 
 
 def no_stops(vocab_size: int, eos_ids: Sequence[int]) -> stops_lib.StopTable:
-  """Returns a table without stop strings, because each request has its own."""
+  """Returns an empty table of stop strings: each request has its own."""
   return stops_lib.compile_table((), (), vocab_size, eos_ids)

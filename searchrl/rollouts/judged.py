@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards of a judge: a language model says whether an answer is right.
 
-`judged` asks a server with OpenAI's chat API, and `judged_in_process` a model
-in the policy's engine. Both send PROMPT and read the line of the verdict. An
-answer that cannot be judged is a JudgeError: it is in no baseline and in no
-loss. A trajectory without an answer is wrong and is not sent.
+`judged` asks a server with OpenAI's chat API, and `judged_in_process` asks a
+model in the policy's engine. Both send PROMPT and read the line of the verdict.
+An answer that cannot be judged gets a JudgeError: its trajectory is in no
+baseline and in no loss. A trajectory without an answer is wrong and is not
+sent.
 """
 
 from __future__ import annotations
@@ -55,15 +56,16 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
            token_env: str = '', **retries: Any) -> rewards.Judge:
   """Returns the judge that asks a server: 1 for a right answer, else 0.
 
-  Equal questions, answers and reference answers are sent once in a round, and
-  never again if their verdict is in the cache.
+  Trajectories with equal questions, answers and reference answers are sent to
+  the server once in a round. A verdict that is in the cache is not asked for
+  again.
 
   Args:
     url: Complete address of a chat API, such as
       'http://127.0.0.1:8001/v1/chat/completions'. One that begins with https
       is called through the environment's proxy.
     model: Name of the model on the server.
-    tries: Number of replies that are asked for until one has a verdict.
+    tries: Maximum number of replies that are requested until one has a verdict.
     temperature: Sampling temperature of the first reply; others have 1.
     max_tokens: Largest number of tokens of a reply.
     connections: Largest number of simultaneous requests.
@@ -114,10 +116,10 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
 
 
 def judged_in_process(play: rewards.Play, *, tries: int = 1) -> rewards.Judge:
-  """Returns the judge that is the run's solver, config.solver.
+  """Returns the judge that asks the run's solver, config.solver.
 
-  The prompt is the solver's question. Its verdict is in anything that it
-  writes, such as an answer.
+  The prompt is sent as the solver's question. The verdict is searched for in
+  all that the solver writes, including its answer.
 
   Args:
     play: Solver that plays in the policy's engine.
@@ -143,11 +145,11 @@ def score(trajectories: Sequence[Trajectory],
   """Returns a score for each trajectory, or the error of its judge.
 
   The parts are `judged`, the verdict; `em`, exact match; and `agrees_with_em`,
-  1 if both are equal. The last two tell a judge that can be fooled.
+  1 if both are equal. The last two show whether the policy fools the judge.
 
   Args:
     trajectories: Finished trajectories.
-    verdicts: Function from different prompts to the verdicts on them.
+    verdicts: Function from a list of different prompts to their verdicts.
   """
   prompts = {n: prompt(t) for n, t in enumerate(trajectories)
              if (t.answer or '').strip()}
@@ -181,7 +183,7 @@ def read_verdict(text: str) -> bool | None:
 
 def _first_verdict(reply: Callable[[str, int], str | SearchError], prompt: str,
                    tries: int) -> Verdict:
-  """Returns the first verdict of some replies, or the error of the last."""
+  """Returns the first verdict in some replies, or the last reply's error."""
   text = ''
   for number in range(tries):
     replied = reply(prompt, number)

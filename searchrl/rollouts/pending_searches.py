@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of tools that run in threads while slots decode, with a deadline each.
 
-The queries of a search, or the call of another tool, are submitted by a slot,
-and the results are returned later under that slot. Each tool has calls of its
-own, so that a slow one holds up no other. A search that raises, returns a wrong number of results or misses its
-deadline becomes a SearchError for each of its queries. Calls are counted here,
+A slot submits the queries of a search, or the call of another tool. The results
+are returned later under that slot, which is their owner. Each tool has its own
+calls, so that a slow tool does not delay another. A search that raises, returns
+a wrong number of results or misses its deadline becomes a SearchError for each
+of its queries. Calls are counted here,
 where the deadline is, so a late search counts once, as a timeout. A late thread
 cannot be ended, but it is a daemon and does not keep the program alive.
 """
@@ -33,8 +34,8 @@ class PendingSearches:
     search: The search engine, or an `engine_wrappers.toolset`; it must be
       thread-safe.
     timeout_secs: Seconds after which a call counts as failed.
-    calls: Maximum number of calls of a tool at a time. Queries that come
-      meanwhile are collected in the next call.
+    calls: Maximum number of simultaneous calls of a tool. Further queries are
+      collected for the next call.
     clock: Function that returns monotonic seconds.
 
   Attributes:
@@ -63,11 +64,11 @@ class PendingSearches:
 
   def submit(self, owner: Hashable, queries: Sequence[Query | ToolCall],
              tool: str = 'search') -> None:
-    """Holds queries for the tool's next call, with all that are held for it."""
+    """Holds queries of an owner for the next call of the tool."""
     self._held.setdefault(tool, []).append((owner, tuple(queries)))
 
   def start(self) -> None:
-    """Starts a call of each tool for its held queries, unless too many run."""
+    """Starts a call of each tool with its held queries, unless too many run."""
     for tool in [*self._held]:
       if sum(t == tool for t, _, _ in self._running.values()) < self._limit:
         self._start(tool, self._held.pop(tool))
@@ -114,7 +115,10 @@ class PendingSearches:
     return results
 
   def _take(self, wait_secs: float) -> Results:
-    """Returns the results of one call, its timeout errors, or {}."""
+    """Waits at most `wait_secs` and returns the results of one call, or {}.
+
+    The results of a call that has timed out are errors.
+    """
     try:
       number, end, results = self._back.get(timeout=wait_secs)
     except queue.Empty:
@@ -124,7 +128,7 @@ class PendingSearches:
     return self._finish(number, end, results)
 
   def _give_up(self) -> Results:
-    """Returns the timeout errors of one late call, or {} if none is late."""
+    """Returns the timeout errors of one late call, or {} if no call is late."""
     now = self._clock()
     for number, (_, start, entries) in self._running.items():
       if now - start >= self._timeout_secs:
@@ -135,7 +139,7 @@ class PendingSearches:
 
   def _finish(self, number: int, end: float,
               results: Sequence[Result]) -> Results:
-    """Counts a call and returns its results by owner."""
+    """Counts a finished call and returns its results by owner."""
     tool, start, entries = self._running.pop(number)
     self.finished.append(calls_lib.count(end - start, results, tool))
     remaining = iter(results)

@@ -69,8 +69,8 @@ class Sampler:
 
     A sample's randomness depends on the seed, the step, the question's uid, the
     sample and the turn, but not on the dialogue. Give the questions of a second
-    dialogue uids of their own ('judge:q7'); else both draw the same random
-    numbers.
+    dialogue other uids ('judge:q7'); otherwise both dialogues draw the same
+    random numbers.
 
     Raises:
       ValueError: The tokenizer cannot write the dialogue, or the budgets cannot
@@ -120,8 +120,8 @@ class Sampler:
         has grown. A trajectory that is sampled again starts from nothing.
 
     Returns:
-      Trajectories without rewards in the order of `requests`, without the ones
-      that were not needed; and the search calls of all processes.
+      Trajectories without rewards in the order of `requests`, and the search
+      calls of all processes. Requests that were not needed have no trajectory.
     """
     self.engine.load(weights, temperature, truncation, self.stop_table)
     schedule, finish = self.schedule, functools.partial(
@@ -166,7 +166,7 @@ def _with_retries(
     search_retries: int,
     enough: Callable[[Sequence[Trajectory]], bool],
 ) -> Rollouts:
-  """Samples all requests, then repeats the ones whose search failed."""
+  """Samples all requests, then repeats the requests whose search failed."""
   results: list[Trajectory | None] = [None] * len(requests)
   calls: list[Call] = []
   missing = list(range(len(requests)))
@@ -241,6 +241,6 @@ def _results_of_first(results: driver.Results) -> driver.Results:
 
 
 def _digest(trajectories: Sequence[Trajectory]) -> str:
-  """Returns the SHA-256 of all ids and log-probs, which must be bit-equal."""
+  """Returns the SHA-256 of all ids and log-probs, which must be equal."""
   return hashlib.sha256(
       json.dumps(_records(trajectories)).encode()).hexdigest()

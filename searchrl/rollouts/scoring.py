@@ -3,7 +3,7 @@
 """Scoring: adds reward, outcome and parts to finished trajectories.
 
 This is the only place where rewards are called. A value that is not a finite
-number is an error that names the trajectory, so it is never trained on.
+number raises an error that names the trajectory, so it is never trained on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ TurnReward = Callable[[Trajectory], Sequence[float | None]]
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-  """A function trajectories -> the same trajectories with their scores."""
+  """A function that returns the given trajectories with their scores."""
 
   judge: rewards.Judge  # gives the reward, and perhaps the outcome
   outcome: Callable[[Trajectory], float] = rewards.em  # if the judge gives none
@@ -34,14 +34,15 @@ class Scorer:
   turns: TurnReward | None = None
 
   def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Scores a round; trajectories that a failed search ended get no score.
+    """Scores a round. Trajectories that a failed search ended get no score.
 
-    All processes call it with the same trajectories. The first one judges, or
-    all do if the judge is collective. All get the scores of the first process.
+    All processes call it with the same trajectories. The first process judges,
+    or all processes do if the judge is collective. All get the scores of the
+    first process.
 
     Raises:
-      ValueError: A score is missing, raises or is not a finite number. All
-        processes raise it.
+      ValueError: A score is missing, is not a finite number, or could not be
+        computed. All processes raise it.
     """
     finished = [t for t in trajectories if t.stop_reason != 'search_error']
     if not finished:
@@ -51,7 +52,7 @@ class Scorer:
             for t in trajectories]
 
   def _of_first(self, trajectories: Sequence[Trajectory]) -> list[dict]:
-    """Returns the first process's scores; raises on all if any one raised."""
+    """Returns the first process's scores. If a process raised, all raise."""
     scores, error = [], None
     if processes.is_first() or self.judge.collective:
       try:
@@ -126,14 +127,14 @@ class Scorer:
 
 
 def _scored(trajectory: Trajectory, fields: dict[str, Any]) -> Trajectory:
-  """Returns a trajectory with scores that JSON has held."""
+  """Returns a trajectory with scores in the form that they have after JSON."""
   turns = fields.get('turn_rewards')
   return dataclasses.replace(trajectory, **fields | {
       'turn_rewards': None if turns is None else tuple(turns)})
 
 
 def once(score: Score) -> Score:
-  """Returns `score` with a memory: no trajectory is scored twice."""
+  """Returns `score` with a memory, so that no trajectory is scored twice."""
   known = {}
 
   def scored(trajectories):
@@ -167,7 +168,7 @@ def _number(name: str, value: Any, trajectory: str) -> float:
 
 
 def _name(trajectories: Sequence[Trajectory]) -> str:
-  """Returns "question 'q7', sample 2", and how many others there are."""
+  """Returns "question 'q7', sample 2", and the number of others."""
   first, *others = trajectories
   named = f'question {first.question.uid!r}, sample {first.sample}'
   return f'{named}, and {len(others)} more' if others else named

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts whose turns a function writes instead of the policy.
 
-The function may be a script or a model behind a network. Its turns go through
-the driver of all rollouts, so prompts, passages, budgets and ids are those that
-the policy has in training.
+The function may be a program or a model on a server. Its turns go through the
+driver of all rollouts, so prompts, passages, budgets and ids are those that the
+policy has in training.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,17 +24,19 @@ _WAIT_SECS = 0.05  # longest wait for a text while searches may return
 
 
 class Engine:
-  """An engine in the place of `models.inference.engine.Engine`, for the driver.
+  """An engine that gets turns from a function, for the driver of rollouts.
+
+  It has the methods of `models.inference.engine.Engine`.
 
   Args:
     write: Function that writes turns. It is called in threads, and its first
       error ends the rollout.
     encode: Function from a text to ids.
     slots: Number of trajectories at the same time.
-    length: Largest number of tokens of a trajectory.
-    max_turns: Largest number of turns of a trajectory.
-    threads: Number of simultaneous calls of `write`. With one, the turns of all
-      slots are read together.
+    length: Maximum number of tokens of a trajectory.
+    max_turns: Maximum number of turns of a trajectory.
+    threads: Number of simultaneous calls of `write`. With 1, `read` waits for
+      the turns of all slots.
   """
 
   def __init__(self, write: Write, encode: Callable[[str], tuple[int, ...]], *,
@@ -68,7 +70,7 @@ class Engine:
     """Does nothing, because there are no weights."""
 
   def admit(self, appends: Sequence[engines.Append]) -> list[bool]:
-    """Returns that all appends have room."""
+    """Returns True for every append, because all have room."""
     return [True] * len(appends)
 
   def append(self, appends: Sequence[engines.Append]) -> None:
@@ -99,13 +101,13 @@ class Engine:
     return sorted(stopped, key=lambda turn: turn.slot)
 
   def abandon(self) -> None:
-    """Forgets the turns that are being written."""
+    """Drops the turns that are being written."""
     for future in self._writing:
       future.cancel()
     self._writing.clear()
 
   def close(self) -> None:
-    """Ends the threads; turns that are not yet being written are dropped."""
+    """Ends the threads, and drops turns that are not being written yet."""
     self._threads.shutdown(wait=False, cancel_futures=True)
 
   def used(self, slot: int) -> int:

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A teacher behind OpenAI's chat API, which writes turns of demonstrations.
 
-It has a chat template and a tokenizer of its own. So it is sent the texts of
-the conversation, and what it writes is encoded by the policy's tokenizer.
+The teacher's server has its own chat template and tokenizer. It is therefore
+sent the texts of the conversation, and its reply is encoded by the policy's
+tokenizer.
 """
 
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ class Teacher:
   """A function that writes turns; see `scripted.Write`.
 
   Args:
-    dialogue: The protocol, whose forms a system message shows.
-    tokenizer: Tokenizer of the policy, in whose tokens passages were cut.
+    dialogue: Protocol of the conversation. A system message shows its tags.
+    tokenizer: Tokenizer of the policy, which was also used to cut passages.
     url: Complete address, such as 'http://127.0.0.1:8001/v1/chat/completions'.
       One that begins with https is called through the environment's proxy.
     model: Name of the model on the server.
@@ -37,7 +38,8 @@ class Teacher:
     max_tokens: Largest number of the teacher's tokens per turn.
     token_env: Name of the environment variable whose value is sent as a bearer
       token; '': none is sent.
-    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    wiring: Arguments `clock`, `sleep` and `warn` of `transport.Transport`,
+      which tests replace.
     **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
@@ -79,7 +81,7 @@ class Teacher:
 
   def messages(self, request: Request, turns: Sequence[Turn]
               ) -> list[dict[str, str]]:
-    """Returns the conversation so far as messages."""
+    """Returns the conversation so far as messages of the chat API."""
     write = self._dialogue.write
     hint = _HINT.format(search=write('...', Action('search', ('...',))),
                         answer=write('...', Action('answer', ('...',))))
@@ -93,7 +95,10 @@ class Teacher:
     return messages
 
   def _observed(self, turn: Turn) -> str:
-    """Returns what the policy reads after a turn, without its chat's frame."""
+    """Returns the text that the policy reads after a turn, such as passages.
+
+    The markup of the policy's chat template around this text is removed.
+    """
     before, after = (
         self._tokenizer.decode(self._tokenizer.encode(text))
         for text in (self._dialogue.before, self._dialogue.after))
@@ -106,10 +111,10 @@ class Teacher:
 
 
 def close(text: str, dialogue: Dialogue) -> str:
-  """Returns a turn with the stop string that a server leaves out.
+  """Returns a turn, completed by the stop string that a server leaves out.
 
-  It is the one with which the turn is an action. Without such a one, the turn
-  is returned as it is, and is no action.
+  The stop string is the one that makes the turn an action. If no stop string
+  does, the turn is returned unchanged.
   """
   if any(stop in text for stop in dialogue.stop_strings):
     return tag_parser.until_stop(text, dialogue.stop_strings)

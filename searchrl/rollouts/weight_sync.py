@@ -10,9 +10,9 @@ the pieces are written where the engine reads them. (A matrix that is gathered
 whole would be placed in main memory and be copied from there.) GPUs write to
 main memory in any case. Their pieces are large, so that there are few of them.
 
-Processes meet here. Then each samples on its own devices at its own pace,
-unless a model is too large for the devices of one process: in that case all
-sample in lockstep.
+All processes take part in a sync. Afterwards each samples on its own devices at
+its own pace. If a model is too large for the devices of one process, all
+processes sample in lockstep instead.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class WeightSync:
   The weights are copies, so an update may reuse the memory of the params.
 
   Args:
-    mesh: Mesh of all processes. Engines split experts in as many ways as it
-      does, as far as the number of devices allows.
+    mesh: Mesh of all processes. It determines in how many ways engines split
+      experts; see `runtime.mesh.expert_ways`.
     axes: Logical axes of the params, with stacked layers.
     layers: Number of layers.
     tensor: Number of devices that share one copy of the weights.
@@ -125,7 +125,7 @@ class WeightSync:
     return Synced(weights, written, secs)
 
   def _mine(self, leaf: Any) -> jax.Array:
-    """Returns the same buffers as an array of this process's devices alone."""
+    """Returns the same buffers as an array on this process's devices alone."""
     return jax.make_array_from_single_device_arrays(
         leaf.shape, NamedSharding(self.mesh, leaf.sharding.spec),
         [shard.data for shard in leaf.addressable_shards])

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in search engines: how each is built, and what is true of it.
+"""The built-in search engines: a table of how each is built, and of its traits.
 
 `engines.py` reads this table.
 """
@@ -60,31 +60,30 @@ class LocalModel:
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """A kind of engine: how it is built, and what is true of it.
+  """A kind of engine: how it is built, and its traits.
 
-  A trait is a bool, or a function of the engine's options that returns one.
+  A trait is a bool, or a function of the engine's options that returns a bool.
 
   Attributes:
     make: Function of a corpus and options that returns a SearchFn.
     takes: Names of the options, or a function of the options that returns them;
       None: the keywords of `make`.
-    inner: Name of the option that has the engines that this one is built over;
-      '': it is built over none.
+    inner: Name of the option that lists the inner engines, for an engine that
+      calls others, such as a cache; '': it calls no others.
     needs_corpus: Trait: the engine searches a corpus that is loaded here.
     is_remote: Trait: the engine waits for a network.
-    reads_text_alone: Trait: results depend on a query's text and top_k alone,
-      and not on who asks: the question, the step, the sample, the turn or the
-      turns before.
-    is_identified: Trait: `describe` and the options identify what is searched.
+    reads_text_alone: Trait: results depend on a query's text and top_k alone.
+      They do not depend on the question, step, sample, turn or earlier turns.
+    is_identified: Trait: `describe` and the options identify the searched data.
     depends_on_num_steps: Trait: results depend on train.num_steps.
     deadline_secs: Function of the options and of the number of queries at a
-      time that returns the longest time in seconds that servers get.
+      time. It returns the longest time in seconds that servers get.
     local_model: Function of the options that returns the size of the model that
       the engine loads with `load_model`, or None. `--plan` counts its memory.
     is_joint: Trait: processes search together; see `index.joint_search`.
     rows_on_devices: Function of the options, of the bytes of memory of a
-      process's devices and of the number of processes that returns the bytes
-      that the engine holds there, all together, by their name. `--plan` counts
+      process's devices and of the number of processes. It returns the bytes
+      that the engine holds on these devices in total, by name. `--plan` counts
       them.
     describe: Function of a corpus, the options and `load_encoder` that returns
       more facts for the record of a run.
@@ -119,7 +118,11 @@ def _keywords(function: Callable[..., Any], *others: str) -> tuple[str, ...]:
 
 def _bm25(corpus: Corpus, *, index: str | None = None, **options: Any
           ) -> SearchFn:
-  """Searches by BM25; training and evaluation of a corpus share one engine."""
+  """Returns a search by BM25.
+
+  The engine that was made last is used again for the same corpus, as in
+  training and evaluation.
+  """
   key = (corpus.digest, index and bm25_files.seal(index), *options.items())
   if key not in _LATEST_BM25:
     _LATEST_BM25.clear()  # before the next one takes its memory
@@ -132,7 +135,7 @@ def _bm25(corpus: Corpus, *, index: str | None = None, **options: Any
 def _dense(corpus: Corpus, *, load_encoder: open_index.LoadEncoder | None,
            index: str | None = None, encoder: str = '', **options: Any
            ) -> SearchFn:
-  """Searches by vectors of an index, of an encoder, or of hashed n-grams."""
+  """Returns a search by vectors of an index, an encoder or hashed n-grams."""
   if index is not None:
     return open_index.indexed(corpus, index, load_encoder=load_encoder,
                               **dict(encoder=encoder) | options)

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cache around a SearchFn: results in memory, and in a SQLite file.
 
-Memory holds the newest results and the file holds all of them, so a repeated
-run searches nothing twice. A result is stored under the name of the index, the
-query's text and top_k. Errors are not stored. Each record has a digest: a
-damaged record is searched again. A file that is not such a cache is an error.
+Memory holds the newest results and the file holds all results, so that a
+repeated run does not search again. A result is stored under the name of the
+index, the query's text and top_k. Errors are not stored. Each record has a
+digest: a damaged record is searched again. A file that is not such a cache
+  raises an error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Cached:
 
   Args:
     search: The inner search. Its results must depend on text and top_k alone.
-    index: Name for what is searched, so that one file can serve several
+    index: Name of the searched data, so that one file can serve several
       searches. Another index, encoder or option needs another name.
     path: Path of a SQLite file on a disk of this machine; '': memory alone.
     entries: Largest number of results in memory.
@@ -90,12 +91,12 @@ class Cached:
         **engine_wrappers.pop(self._search)}
 
   def wait(self) -> None:
-    """Waits as the engine inside does."""
+    """Waits until the inner search is in service."""
     engine_wrappers.wait(self._search)
 
   @property
   def is_joint(self) -> bool:
-    """True if processes search together inside."""
+    """True if processes search together in the inner search."""
     return engine_wrappers.is_joint(self._search)
 
   def finish(self) -> None:
@@ -103,7 +104,10 @@ class Cached:
     engine_wrappers.finish(self._search)
 
   def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages | SearchError]:
-    """Returns the results in memory, which become the newest, and the file."""
+    """Returns the results that are in memory or in the file.
+
+    Those in memory become the newest.
+    """
     with self._lock:
       recent = {key: self._recent[key] for key in keys if key in self._recent}
       for key in recent:
@@ -126,11 +130,11 @@ class Store:
   """Results in a SQLite file, which processes on one machine may share.
 
   Attributes:
-    faults: Numbers of damaged and of unwritten records.
+    faults: Number of damaged records, and number of records not written.
 
   Args:
     path: Path of the file.
-    field: Config field that names it, for error messages.
+    field: Config field that names the file, for error messages.
 
   Raises:
     ValueError: The file is not a cache of this format, or is damaged.
@@ -163,7 +167,7 @@ class Store:
     return {keys_by_name[name]: json.loads(record) for name, record in whole}
 
   def write(self, index: str, results: Mapping[Key, Any]) -> None:
-    """Stores what JSON can hold; a newer result replaces an older one."""
+    """Stores the results that JSON can hold; a new result replaces an old."""
     rows = []
     for key, result in results.items():
       name, record = _name(index, key), json.dumps(result).encode()

@@ -40,9 +40,9 @@ def describe(calls: Sequence[Call]) -> dict[str, float]:
   """Returns the metrics of some calls.
 
   Latencies are percentiles over the calls, in milliseconds; they are absent if
-  there are no calls. Rates are shares of the queries, and 0 without queries.
-  The metrics of searches begin with search/, those of another tool with
-  tool/NAME/.
+  there are no calls. Rates are fractions of the queries, and 0 if there are no
+  queries. The names of the metrics begin with search/ for searches and with
+  tool/NAME/ for another tool.
   """
   tools = sorted({call.tool for call in calls if not is_search(call.tool)})
   metrics = _describe([call for call in calls if is_search(call.tool)],

@@ -61,7 +61,7 @@ class Corpus:
 
   @property
   def texts(self) -> list[str]:
-    """Title, line break and text of each passage, which an engine indexes."""
+    """Title, line break and text of each passage, for engines to index."""
     return [text_of(passage) for passage in self]
 
   @functools.cached_property
@@ -84,7 +84,7 @@ def read(path: str | pathlib.Path) -> Corpus:
   Raises:
     FileNotFoundError: There is no such file.
     ValueError: A line is not such an object, an id occurs twice, or the file
-      has no passage or is not whole.
+      has no passage or is truncated.
   """
   path, passages = locate(path), []
   numbers: dict[str, int] = {}  # id -> number of its line
@@ -103,11 +103,11 @@ def read(path: str | pathlib.Path) -> Corpus:
 
 
 def locate(path: str | pathlib.Path) -> pathlib.Path:
-  """Returns the path of a corpus.
+  """Returns the path of a corpus after checking that the file exists.
 
   Raises:
     FileNotFoundError: There is no such file.
-    ValueError: The file is a table.
+    ValueError: The file is a table, such as a csv or parquet file.
   """
   path = pathlib.Path(path)
   if not path.is_file():
@@ -123,10 +123,10 @@ def locate(path: str | pathlib.Path) -> pathlib.Path:
 
 def parse_lines(file: Iterable[bytes], path: pathlib.Path
                ) -> Iterator[tuple[int, int, Passage]]:
-  """Yields number, byte offset and passage of each line that is not empty.
+  """Yields the number, byte offset and passage of each line that is not empty.
 
   Raises:
-    ValueError: There is no such line, or one is not a passage.
+    ValueError: No line has a passage, or a line is not a passage.
   """
   start, is_empty = 0, True
   for number, line in enumerate(file, 1):
@@ -148,7 +148,7 @@ def repeated_id(path: pathlib.Path, uid: str, first: int, second: int
 
 
 def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
-  """Writes {"id", "contents"} lines, which `read` returns without the scores.
+  """Writes {"id", "contents"} lines, which `read` can read; without scores.
 
   Raises:
     ValueError: Two passages have the same id, there is no passage, or a title
@@ -206,7 +206,7 @@ def parse(line: bytes, place: str) -> Passage:
 
 
 def _renamed(record: dict[str, Any]) -> dict[str, Any]:
-  """Returns a passage of BEIR, Tevatron or KILT with our keys."""
+  """Returns a passage of BEIR, Tevatron or KILT with this library's keys."""
   ids = [name for name in _IDS if name in record]
   if 'id' not in record and ids:
     record = {'title': '', **record, 'id': record[ids[0]]}

@@ -5,8 +5,9 @@
 An engine may have the methods `pop`, which returns the metrics since its last
 call and resets them, and `wait`, which returns once a search can be expected to
 succeed, or raises a ConnectionError after too long. If `is_joint` is true,
-processes search together (see `index.joint_search`), and its `finish` takes
-part until all of them have finished. An engine over others passes these on.
+processes search together (see `index.joint_search`), and the method `finish`
+takes part in their searches until all processes have finished. An engine that
+calls inner engines passes all of these on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from searchrl.trajectory import Passages, Query, SearchError, SearchFn
 
 
 class Counts:
-  """Numbers that several threads add to."""
+  """Named numbers that several threads increase."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -83,7 +84,9 @@ class Wrapped:
 
 def toolset(tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
            ) -> Wrapped:
-  """Returns the functions of a dialogue's tools; called itself, it searches.
+  """Returns one object with the functions of a dialogue's tools.
+
+  If it is called itself, it searches.
 
   Args:
     tools: Function of each tool; see `trajectory.Tool`.
@@ -95,13 +98,13 @@ def toolset(tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
 
 
 def tools_of(search: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
-  """Returns the functions of a toolset, or those of a search alone."""
+  """Returns the functions of a toolset. A search alone has one function."""
   return getattr(search, 'tools', None) or {'search': search}
 
 
 def each(search: Callable[..., Any], wrap: Callable[..., Any]
         ) -> Callable[..., Any]:
-  """Returns a search, or a toolset, whose functions are all wrapped."""
+  """Returns a search or a toolset whose functions are all wrapped by `wrap`."""
   if getattr(search, 'tools', None) is None:
     return wrap(search)
   return toolset({name: wrap(tool) for name, tool in tools_of(search).items()})
@@ -113,7 +116,7 @@ def pop(search: Callable[..., Any]) -> dict[str, float]:
 
 
 def wait(search: Callable[..., Any]) -> None:
-  """Waits while a search is out of service, if it can say so."""
+  """Waits while a search is out of service, if it has a method `wait`."""
   if hasattr(search, 'wait'):
     search.wait()
 

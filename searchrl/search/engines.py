@@ -37,13 +37,13 @@ _COMBINE = {'needs_corpus': any, 'is_remote': any, 'reads_text_alone': all,
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """An engine as a config names it, with the engines that it is built over.
+  """An engine as a config names it, with its inner engines.
 
   Attributes:
     name: Key of ENGINES, or 'module:function'.
     engine: The kind of engine.
     options: Options of the engine.
-    parts: Engines that it is built over.
+    parts: Inner engines that it calls, such as the one behind a cache.
     field: Config field of the options, for errors.
     needs_corpus, is_remote, reads_text_alone, is_identified,
       depends_on_num_steps, is_joint: Traits of `Engine`, of the engine and its parts.
@@ -63,19 +63,19 @@ class Spec:
 
   @property
   def leaves(self) -> list[Spec]:
-    """Parts that are built over no other, or the engine itself."""
+    """The innermost engines; the engine itself if it calls no others."""
     return [leaf for part in self.parts for leaf in part.leaves] or [self]
 
   @property
   def local_model(self) -> LocalModel | None:
-    """The first model in this process that a part samples from, if any."""
+    """The first model that a part samples from in this process, or None."""
     models = (leaf.engine.local_model(leaf.options) for leaf in self.leaves)
     return next(filter(None, models), None)
 
   def rows_on_devices(self, memory: float, hosts: int) -> dict[str, float]:
-    """Returns the bytes on a process's devices, given those of their memory.
+    """Returns the bytes that the engine takes on a process's devices, by name.
 
-    `hosts` is the number of processes.
+    `memory` is the bytes of these devices, and `hosts` the number of processes.
     """
     rows: dict[str, float] = {}
     for leaf in self.leaves:
@@ -83,7 +83,7 @@ class Spec:
     return rows
 
   def deadline_secs(self, queries: int) -> float:
-    """Returns the seconds for a number of queries at a time; 0: no servers."""
+    """Returns the longest time, in seconds, for some queries; 0: no servers."""
     return max(leaf.engine.deadline_secs(leaf.options, queries)
                for leaf in self.leaves)
 
@@ -98,7 +98,7 @@ def traits(**values: Any) -> Callable[[Callable], Callable]:
     **values: Fields of `Engine`, such as needs_corpus=False or is_remote=True.
 
   Raises:
-    TypeError: A name is no trait of an engine.
+    TypeError: A name is not a trait of an engine.
   """
   def mark(function):
     function.search_engine = Engine(function, **{**_OF_USERS, **values})
@@ -108,7 +108,7 @@ def traits(**values: Any) -> Callable[[Callable], Callable]:
 
 
 def find(name: str, field: str = 'search.engine') -> Engine:
-  """Returns the engine of a name: a built-in one, or a user's function.
+  """Returns the engine with a name: a built-in one, or a user's function.
 
   Raises:
     ValueError: There is no such engine; the message names the config field.
@@ -124,7 +124,7 @@ def find(name: str, field: str = 'search.engine') -> Engine:
 
 
 def _engine_of_a_paper(name: str) -> str:
-  """Returns a hint if a paper's module of this name makes an engine, or ''."""
+  """Returns a hint if a paper's module has an engine of this name, or ''."""
   for file in _PAPERS.glob('*/*.py'):
     if file.stem == name and 'def make(corpus' in file.read_text():
       return (' Did you mean '
@@ -169,7 +169,7 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
 
 
 def check(spec: Spec) -> None:
-  """Raises a ValueError if an option does not exist, or one is missing."""
+  """Raises a ValueError if an option is unknown or missing."""
   _, *parameters = inspect.signature(spec.engine.make).parameters.values()
   parameters = [p for p in parameters
                 if p.name not in builtin_engines.FROM_THE_RUN]
@@ -211,8 +211,8 @@ def make(
   """Builds an engine by its name.
 
   A search returns at most top_k passages, and at most the whole corpus. The
-  keywords before the options come from the run. An engine gets those that its
-  function names.
+  keywords before the options come from the run. An engine gets the keywords
+  that its function names.
 
   Args:
     name: Key of ENGINES, or 'module:function' of a user.
@@ -239,7 +239,7 @@ def make(
 
 def _make(spec: Spec, corpus: AnyCorpus | None, run: Mapping[str, Any]
          ) -> SearchFn:
-  """Builds an engine after its parts, with the keywords that it names."""
+  """Builds an engine after its parts, with the keywords that it accepts."""
   named = inspect.signature(spec.engine.make).parameters
   keywords = {
       **run, 'parts': tuple(_make(part, corpus, run) for part in spec.parts),
@@ -258,7 +258,10 @@ def _make(spec: Spec, corpus: AnyCorpus | None, run: Mapping[str, Any]
 def describe(name: str, corpus: AnyCorpus | None, options: Options, *,
              load_encoder: open_index.LoadEncoder | None = None
              ) -> dict[str, Any]:
-  """Returns what is searched, for a run's record: digests, index recall."""
+  """Returns a description of the searched data, for the record of a run.
+
+  It has digests, and the recall of an index.
+  """
   spec, facts = parse(name, options), dict[str, Any](engine=name)
   if corpus is not None:
     facts |= {'corpus': corpus.digest, 'passages': len(corpus)}
@@ -272,7 +275,7 @@ def describe(name: str, corpus: AnyCorpus | None, options: Options, *,
 
 def _fingerprint(spec: Spec, corpus: AnyCorpus | None,
                  load_encoder: open_index.LoadEncoder | None) -> str:
-  """Returns a digest of what an engine searches; '' if it cannot be known."""
+  """Returns a digest of the data that an engine searches; '' if unknown."""
   if not spec.is_identified:
     return ''
   parts = [_fingerprint(part, corpus, load_encoder) for part in spec.parts]

@@ -18,9 +18,9 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
     score(p) = sum over rankings with p of  1 / (k + rank of p)
 
   Ranks count from 1. Passages with equal id, title and text are the same
-  passage, and within one ranking its first occurrence counts. Ties go to the
-  passage with the better best rank, then to the earlier ranking. The engines'
-  own scores are not used.
+  passage, and within one ranking its first occurrence counts. Among equal
+  scores, the passage with the better best rank comes first, then the passage of
+  the earlier ranking. The engines' own scores are not used.
 
   Source: Cormack, Clarke and Buettcher 2009, Reciprocal Rank Fusion outperforms
     Condorcet and individual Rank Learning Methods, SIGIR; its k is 60.
@@ -46,9 +46,9 @@ def fused(engines: Sequence[SearchFn], *, k: float = 5.0, depth: int = 50
 
   Args:
     engines: The engines, at least one, over the same passages.
-    k: Constant of the weight 1 / (k + rank); a larger one makes it flatter.
-      Agents read few passages, for which the usual 60 is too flat
-      (BENCHMARKS.md).
+    k: Constant of the weight 1 / (k + rank). With a larger k, ranks have more
+      equal weights. The usual 60 is too large for agents, which read few
+      passages (BENCHMARKS.md).
     depth: Number of passages requested from each engine, or top_k if that is
       larger.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answer recall: whether a gold answer occurs in the retrieved passages.
 
-It needs no relevance judgements, which a set of questions and answers does not
-have. The Empirical Study (arXiv:2505.15117) calls it recall.
+It needs no relevance judgements, which data sets of questions and answers lack.
+The Empirical Study (arXiv:2505.15117) calls it recall.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def answers(search: SearchFn, questions: Sequence[Question], *,
   are left out and counted.
 
   Args:
-    search: Search that is measured. It is called once per query, for the
-      largest of top_ks; a smaller k takes the first k passages.
+    search: Search that is measured. It is called once per query, with the
+      largest of top_ks. For a smaller k the first k passages count.
     questions: Questions, whose texts are the queries.
     top_ks: The k of each recall@k.
     normalise: Function applied to answers and passages before the comparison.

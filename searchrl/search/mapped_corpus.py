@@ -61,7 +61,7 @@ class MappedCorpus:
 
   @property
   def texts(self) -> Sequence[str]:
-    """The texts as in `corpus.Corpus`; each is read when it is accessed."""
+    """Texts as in `corpus.Corpus`; each is read when it is accessed."""
     return _Texts(self)
 
 
@@ -128,7 +128,7 @@ def _state(path: pathlib.Path) -> dict[str, int]:
 
 
 def _read_facts(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns the facts of an earlier scan; None if absent, damaged or stale."""
+  """Returns the result of an earlier scan; None if absent, damaged or stale."""
   try:
     facts = json.loads(_beside(path, 'json').read_text())
     shape = np.load(_beside(path, 'npy'), mmap_mode='r').shape
@@ -139,9 +139,10 @@ def _read_facts(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _scan(path: pathlib.Path) -> dict[str, Any]:
-  """Reads and checks every line; writes the offsets and returns the facts.
+  """Reads and checks every line, writes the offsets, and returns the facts.
 
-  It takes 16 bytes of memory per passage: its offset and a hash of its id.
+  The facts are the content of <path>.starts.json. A scan takes 16 bytes of
+  memory per passage: its offset and a hash of its id.
   """
   state, sha = _state(path), hashlib.sha256()
   offsets, hashes = array.array('q'), array.array('q')
@@ -189,7 +190,7 @@ def _line(path: pathlib.Path, start: int) -> int:
 
 def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
              facts: dict[str, Any]) -> None:
-  """Writes both files; the json last, as the offsets are unread without it."""
+  """Writes the offsets, then the json, without which they are not read."""
   try:
     with atomic_files.new_file(_beside(path, 'npy')) as temporary:
       with temporary.open('wb') as file:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Snippets: a search that shows the first sentences of what another finds.
+"""Snippets: a search that shows only the first sentences of each passage.
 
 A policy that needs more of a document opens it (the tool `open`).
 """

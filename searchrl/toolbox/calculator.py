@@ -29,7 +29,7 @@ def make() -> Tool:
     return [evaluate(str(call.arguments['expression'])) for call in calls]
 
   def evaluate(expression: str) -> ToolResult:
-    """Returns the value of an expression, or what is wrong with it."""
+    """Returns the value of an expression, or a message about its error."""
     if len(expression) > _MOST_CHARACTERS:
       return _wrong(f'more than {_MOST_CHARACTERS} characters')
     evaluator = simpleeval.SimpleEval(functions=_FUNCTIONS, names={})
@@ -50,7 +50,7 @@ def make() -> Tool:
 
 
 def _in_python(expression: str) -> str:
-  """Returns an expression with Python's power, and 1,989 as 1989."""
+  """Returns an expression in Python's syntax for powers and large numbers."""
   expression = expression.strip().removesuffix('=').replace('^', '**')
   if any(character.isalpha() for character in expression):
     return expression  # a comma may part a function's arguments

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tools for controls: random outputs, and calls of which some fail.
+"""Tools for control experiments, with random outputs or with calls that fail.
 
-Every outcome is a function of the call and of who makes it, so that a resumed
-run is the same run.
+Every output depends only on the call and on its question, step, sample and
+turn, so that a resumed run has the same outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,20 @@ from searchrl.trajectory import SearchError, Tool, ToolCall, ToolResult
 
 
 def _rng(call: ToolCall, seed: int) -> np.random.Generator:
-  """Returns the generator of a call: of its question, step, sample and turn."""
+  """Returns a random generator that depends on a call and on the seed.
+
+  Of the call, the question, step, sample and turn count.
+  """
   text = f'{seed}/{call.question.uid}/{call.step}/{call.sample}/{call.turn}'
   return np.random.default_rng(
       int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]))
 
 
 def random_document(window_tokens: int = 0) -> Tool:
-  """Returns `open` with the page of a random passage; see `documents.make`."""
+  """Returns the tool `open` with random pages; see `documents.make`.
+
+  Whatever the policy asks for, it gets the first page of a random document.
+  """
   tool = documents.make(window_tokens)
 
   def bind(corpus: Any, tokenizer: Any, result_tokens: int, seed: int):
@@ -46,7 +52,7 @@ def random_document(window_tokens: int = 0) -> Tool:
 
 
 def random_number(most: int = 2000) -> Tool:
-  """Returns `calculate` with random numbers below `most` as values."""
+  """Returns the tool `calculate` with random results in [0, `most`)."""
   def calculate(calls: Sequence[ToolCall]) -> list[ToolResult]:
     return [ToolResult(str(_rng(call, 0).integers(most))) for call in calls]
 
@@ -55,15 +61,15 @@ def random_number(most: int = 2000) -> Tool:
 
 def failing(of: str, share: float = 0.25,
             options: Mapping[str, Any] | None = None) -> Tool:
-  """Returns a built-in tool of which a share of the calls is out of service.
+  """Returns a built-in tool of which a fraction of the calls fails.
 
   Args:
     of: Name of the tool, a key of `toolbox.TOOLS`.
-    share: Share of the calls that fail, from 0 to 1.
+    share: Fraction of the calls that fail, from 0 to 1.
     options: Options of the tool.
 
   Raises:
-    ValueError: `share` is not a share, or the tool cannot be made.
+    ValueError: `share` is outside [0, 1], or the tool cannot be made.
   """
   if not 0 <= share <= 1:
     raise ValueError(f'share must be from 0 to 1, but is {share}. 0.25 is the '

@@ -22,8 +22,8 @@ def make(window_tokens: int = 0) -> Tool:
   """Returns the tool.
 
   Args:
-    window_tokens: Tokens per window; 0: as many as a search returns, which is
-      also the most that a policy reads (rollout.budgets).
+    window_tokens: Tokens per window; 0: the maximum number of tokens that a
+      policy reads after a search (rollout.budgets).
 
   Raises:
     ValueError: `window_tokens` is below 0.
@@ -49,7 +49,7 @@ def make(window_tokens: int = 0) -> Tool:
 
 
 class _Reader:
-  """Opens documents; every result follows from the call and its trajectory."""
+  """Opens documents. A result depends only on the call and its trajectory."""
 
   def __init__(self, corpus: Any, tokenizer: Any, window_tokens: int):
     if corpus is None:
@@ -90,7 +90,9 @@ class _Reader:
         passages=(Passage(passage.id, passage.title, text),))
 
   def _first(self, call: ToolCall) -> int | None:
-    """Returns the row of the document's first passage; None if there is none.
+    """Returns the row of the first passage of the document that a call names.
+
+    The result is None if there is no such document.
     """
     name = call.arguments['id'].strip().removeprefix('[').removesuffix(']')
     row = self._row(name)

@@ -25,7 +25,7 @@ _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.5, 30.0
 def make(*, command: Sequence[str] = (), url: str = '',
          names: Sequence[str] = (), prefix: str = '', call_secs: float = 30.0,
          pause_secs: float = 3600.0, log: str = '') -> list[Tool]:
-  """Returns the tools of a server, each as it describes itself.
+  """Returns the tools of a server, with the descriptions that the server gives.
 
   Args:
     command: Program and arguments that start a server, or () for `url`.
@@ -35,8 +35,8 @@ def make(*, command: Sequence[str] = (), url: str = '',
       needs one, because that is the name of the run's engine.
     call_secs: Seconds after which a call, or the start, has failed.
     pause_secs: Longest time that a run waits for a server that fails.
-    log: Path of the file that gets what a started server writes to its
-      standard error; '': that is dropped.
+    log: Path of the file for the standard error of a server that is started
+      here; '': its standard error is dropped.
 
   Raises:
     ValueError: The package mcp is missing, an option is out of range, the
@@ -92,7 +92,7 @@ def make(*, command: Sequence[str] = (), url: str = '',
 
 
 class _OfServer:
-  """A tool's function: the calls of a batch are made at the same time."""
+  """Function of one tool, which makes all calls of a batch at the same time."""
 
   def __init__(self, server: '_Server', name: str):
     self._server, self._name = server, name
@@ -107,7 +107,7 @@ class _OfServer:
 
 
 class _Server:
-  """A connection to a server, which lives in a thread of its own."""
+  """A connection to a server, which runs in its own thread."""
 
   def __init__(self, connect: Callable[[], Any], place: str, call_secs: float,
                pause_secs: float):
@@ -161,7 +161,7 @@ class _Server:
         pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
   def _result(self, future: Any) -> ToolResult | SearchError:
-    """Returns what a call returned; a failed one drops the connection."""
+    """Returns the result of a call; a failure drops the connection."""
     import mcp
     import mcp_types
     try:
@@ -213,7 +213,7 @@ class _Server:
     return await ready
 
   def _drop(self) -> None:
-    """Ends the connection; the next call makes another one."""
+    """Closes the connection; the next call opens another."""
     with self._lock:
       self._client = None
       if self._end is not None:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tool `python`: a client of a sandbox server, never this process.
+"""The tool `python`, which runs programs on a sandbox server.
 
 The server has the interface of SandboxFusion: a POST of {"code", "language",
 "run_timeout"} to /run_code returns {"status", "run_result": {"stdout",
@@ -21,7 +21,7 @@ def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
          run_secs: float = 5.0, connections: int = 16, token_env: str = '',
          wiring: dict[str, Callable[..., Any]] | None = None,
          **retries: Any) -> Tool:
-  """Returns the tool, which runs a program and returns what it prints.
+  """Returns the tool, which runs a program and returns its output.
 
   Args:
     urls: Complete addresses of sandbox servers; a call goes to any of them.
@@ -29,7 +29,8 @@ def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
     connections: Largest number of simultaneous requests.
     token_env: Name of the environment variable whose value is sent as a bearer
       token; '': none is sent.
-    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    wiring: Arguments `clock`, `sleep` and `warn` of `transport.Transport`,
+      which tests replace.
     **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
@@ -59,7 +60,7 @@ class _Sandbox:
 
   def __call__(self, calls: Sequence[ToolCall]
               ) -> list[ToolResult | SearchError]:
-    """Returns what each program prints, or a SearchError."""
+    """Returns the output of each program, or a SearchError."""
     return [*self._threads.map(
         lambda call: self._run(call.arguments['code']), calls)]
 
@@ -80,10 +81,10 @@ class _Sandbox:
 
 
 def read_result(body: bytes) -> ToolResult:
-  """Returns what a program printed; what it raised is a result, too.
+  """Returns the output of a program. An exception is an output, too.
 
   Raises:
-    Malformed: The body is no response of a sandbox.
+    Malformed: The body is not a response of a sandbox.
   """
   record = wire.read_object(body, 'the response')
   run = record.get('run_result')

@@ -34,9 +34,9 @@ def make(names: Sequence[str], options: Mapping[str, Any], search: Tool,
   """Returns the tools of a config, in its order.
 
   Args:
-    names: Names of config.tools: 'search', a search engine named 'search_' and
-      more, a key of TOOLS, 'module:function', or a name whose options say with
-      `tool` which of these it is.
+    names: Names of config.tools. A name is 'search', a search engine whose name
+      begins with 'search_', a key of TOOLS, or 'module:function'. Any other
+      name needs the option `tool`, which is one of these.
     options: Options of each tool by its name, as in config.tool_options.
     search: The tool of the run's search engine.
     engine: Function of a name and options that returns the tool of another
@@ -95,7 +95,11 @@ def built_in(name: str, options: Mapping[str, Any]) -> Tool:
 
 
 def _check(tools: Sequence[Tool]) -> None:
-  """Raises a ValueError for a name that a dialogue cannot write."""
+  """Raises a ValueError for tools that a dialogue cannot offer.
+
+  A name may be illegal, be a tag of the protocol or occur twice, or the
+  parameters may not be a JSON schema.
+  """
   names = [tool.name for tool in tools]
   for tool in tools:
     if not _NAME.fullmatch(tool.name) or tool.name.lower() in _RESERVED:
@@ -120,8 +124,8 @@ def bind(search: SearchFn, tools: Sequence[Tool], **run: Any) -> SearchFn:
   Args:
     search: The run's search engine.
     tools: Tools of the dialogue.
-    **run: What a tool's `bind` may name: corpus, tokenizer, result_tokens and
-      seed.
+    **run: Keywords that a tool's `bind` may take: corpus, tokenizer,
+      result_tokens and seed.
 
   Returns:
     The search itself, if the dialogue has no other tool.
@@ -142,7 +146,7 @@ def checked(tool: Tool, call: Callable[[Sequence[ToolCall]], Sequence[Any]]
            ) -> engine_wrappers.Wrapped:
   """Returns a tool's function, which only gets calls that fit its schema.
 
-  Another call has a result that says what is wrong, for the policy to read.
+  The result of any other call is a message to the policy that names the error.
   """
   validator = jsonschema.Draft202012Validator(tool.parameters)
 
@@ -161,7 +165,7 @@ def checked(tool: Tool, call: Callable[[Sequence[ToolCall]], Sequence[Any]]
 
 
 def _problem(validator: Any, arguments: Mapping[str, Any]) -> str:
-  """Returns a sentence about arguments that do not fit; '' if they do."""
+  """Returns a sentence on how arguments do not fit a schema, or ''."""
   error = jsonschema.exceptions.best_match(
       validator.iter_errors(dict(arguments)))
   return f'Error: wrong arguments: {error.message[:300]}.' if error else ''

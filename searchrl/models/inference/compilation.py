@@ -26,11 +26,11 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
 
   Args:
     programs: Jitted programs of `slots`, by name.
-    run: Function that calls programs. Those that it gets compute nothing, and
-      return the state that they are given.
+    run: Function that calls the programs in its argument, by name. It is given
+      substitutes, which compute nothing and return the state unchanged.
 
   Returns:
-    The name and the shapes of each program.
+    The name and the argument shapes of each program.
   """
   shapes = set()
   with futures.ThreadPoolExecutor() as pool:

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference engine: samples tokens in slots that keep their KV cache.
 
-A slot holds one trajectory. Its keys and values stay while it waits for a
-search, and an observation is appended to them. History is therefore never
-prefilled again. A prompt that another slot already holds is copied from it.
+A slot is a row of the KV cache that holds one trajectory. Its keys and values
+stay while the trajectory waits for a search, and an observation is appended to
+them. History is therefore never prefilled again. A prompt that another slot
+already holds is copied from that slot. A tile is a part of a prompt or an
+observation that is prefilled as one row.
 
 `Engine` is the host's side of the programs in `slots`. It takes the plan of
 `slot_state.Contents`, pads it to the few shapes that are compiled before the
@@ -67,7 +69,7 @@ class Engine:
     config: Shape of the decoder.
     slots: Number of trajectories at the same time, B.
     length: Number of tokens that a slot can hold.
-    stop_table: Table that ends turns if `load` gets no other one; see
+    stop_table: Table that ends turns unless `load` gets another; see
       `stops.compile_table`.
     seed: Seed of all sampling.
     tile: Number of tokens prefilled as one row, which reads its whole context.
@@ -75,7 +77,7 @@ class Engine:
     tiles: Numbers of rows that one prefill can have, for each copy of the
       weights. Every bit of a row is the same with all of them. On CPUs this
       needs tile * tiles >= 64 tokens, so that all matrix products round alike.
-      Those above 4 * slots are not used, except for the smallest.
+      Numbers above 4 * slots are not used, except for the smallest.
     steps: Largest number of tokens that one decode samples, per slot.
     patience: Divisor for early ends: a decode ends when 1 / patience of its
       active slots have stopped.
@@ -86,7 +88,7 @@ class Engine:
     attention: Name of one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
     few_rows: Smaller numbers of rows that a decode may compute, too, although
       they round differently. Programs are then compiled when first needed.
-    phase: Context manager of such a compilation, from its name.
+    phase: Function from the name of such a compilation to its context manager.
     cache_tokens: Number of tokens that all slots can hold together, if the
       cache has pages. Then call `admit` before `append`. 0: all slots can be
       full at once.
@@ -178,7 +180,7 @@ class Engine:
     self._decoding: set[int] = set()  # slots, as of the last decode read
 
   def placed(self, stop_table: StopTable) -> StopTable:
-    """Returns a copy on the engine's devices, to be loaded many times."""
+    """Returns a copy of a table on the engine's devices, for many loads."""
     return self._place(stop_table)
 
   def load(
@@ -238,7 +240,7 @@ class Engine:
         len(self._shapes))
 
   def _run_all(self, truncated: bool, programs: compilation.Programs) -> None:
-    """Runs every one of some programs on padding."""
+    """Runs each of some programs on padding."""
     own, self._programs = self._programs, programs
     for count in self._tiles[:1] if self._few_rows else self._tiles:
       self._append_tiles([], count)
@@ -255,16 +257,20 @@ class Engine:
     self._programs = own
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
-    """Returns which of some appends there is room for now, in their order.
+    """Returns for each append, in order, whether there is room for it now.
 
     This can be False only if slots share fewer pages than all of them could
     fill. An append that is refused may be granted after other slots have been
-    released. At least one slot of all can always go on.
+    released. At least one slot can always continue.
     """
     return self._contents.admit(appends)
 
   def append(self, appends: Sequence[Append]) -> None:
-    """Adds tokens to slots, which then decode; a ValueError if one is full."""
+    """Adds tokens to slots, which then decode.
+
+    Raises:
+      ValueError: A slot cannot hold its tokens and its budget.
+    """
     self._contents.check(appends)
     self.compile()
     work = self._contents.place(appends, self._tile)
@@ -290,7 +296,10 @@ class Engine:
       queues = [queue[count:] for queue in queues]
 
   def _append_tiles(self, queues, count: int) -> None:
-    """Prefills at most `count` tiles (start, slot, tokens) of each copy."""
+    """Prefills at most `count` tiles on each copy of the weights.
+
+    A tile is a tuple (start, slot, tokens).
+    """
     shape = self._copies, count
     slot = np.full(shape, self._layout.slots, np.int32)  # out of range: dropped
     tokens = np.zeros((*shape, self._tile), np.int32)
@@ -308,14 +317,17 @@ class Engine:
           length=length.ravel(), pages=self._contents.table(slot))
 
   def _said(self, what: str, *mode: Any) -> contextlib.AbstractContextManager:
-    """Returns a phase if the first use of a program compiles it."""
+    """Returns a phase of progress if this use compiles a program."""
     is_new = bool(self._few_rows) and (what, *mode) not in self._needed
     self._needed.add((what, *mode))
     return self._phase(f'Compiling for {what}') if is_new else (
         contextlib.nullcontext())
 
   def _copy(self, moves, blocks: int) -> None:
-    """Copies blocks between slots, or pages. Moves are (from, to), by copy."""
+    """Copies blocks between slots, or pages.
+
+    The moves are pairs (from, to), one list per copy of the weights.
+    """
     source, target = np.full(
         (2, self._copies, self._layout.slots), _NONE, np.int32)
     for copy, pairs in enumerate(moves):
@@ -362,7 +374,10 @@ class Engine:
     return range(self.slots) if slot is None else slot.tolist(), sampled
 
   def dispatch(self, *, alike: bool = True) -> None:
-    """Starts a decode, without waiting for it; if not `alike`, of few rows."""
+    """Starts a decode without waiting for it.
+
+    If not `alike`, the decode may compute fewer rows, which round differently.
+    """
     self._in_flight.append(self._run_decode(min(
         rows for rows in self._rows + ([] if alike else self._few_rows)
         if rows >= len(self._decoding))))
@@ -393,7 +408,7 @@ class Engine:
     return self.read()
 
   def partial(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
-    """Returns the tokens and log-probs that the host has of an open turn."""
+    """Returns the tokens and log-probs of an unfinished turn that were read."""
     return self._partial[slot]
 
   def cut(self, which: Sequence[int]) -> None:

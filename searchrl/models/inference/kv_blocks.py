@@ -5,9 +5,9 @@
 Keys and values are arrays [B N K W d]: slots, blocks per slot, KV heads, tokens
 per block, width. CPUs multiply this order fastest. In the other order,
 [B N W K d], writing a token touches one row of memory and attention kernels can
-read the cache as it is. Attention loops over the blocks of the longest slot, a
-number on which no shape depends; or it is a kernel that gets each slot's
-length.
+read the cache as it is. Attention is either a loop or a kernel. The loop runs
+over the blocks of the longest slot; this number changes no array's shape. The
+kernel gets each slot's length.
 """
 
 import functools
@@ -30,7 +30,7 @@ def layout(*, slots: int, length: int, block: int, parts: int,
 
   Args:
     slots: Number of slots on a device, B.
-    length: Number of tokens that a slot can hold, at least.
+    length: Number of tokens that a slot must be able to hold.
     block: Number of tokens in a block, W.
     parts: Number of groups of slots of similar length whose attention is
       computed separately when each row is one token. Rows may then be any
@@ -38,11 +38,11 @@ def layout(*, slots: int, length: int, block: int, parts: int,
     sliding_window: Number of keys that a query sees, itself included.
     heads_outside: Order of the axes: True for [B N K W d], False for
       [B N W K d].
-    token_kernel: Name of what attends when each row is one token: '' for loops,
-      'triton' for the kernel of `kv_blocks_gpu`, or an implementation of
+    token_kernel: Name of the attention when each row is one token: '' for
+      loops, 'triton' for the kernel of `kv_blocks_gpu`, or an implementation of
       `jax.nn.dot_product_attention`, such as 'cudnn'. Kernels need
       heads_outside to be False and parts to be 1.
-    tile_kernel: Name of what attends when rows are tiles: '' or 'triton'.
+    tile_kernel: Name of the attention when rows are tiles: '' or 'triton'.
   """
   # Indices or sizes of the axes of heads and of positions, in their order.
   order = lambda heads, positions: (

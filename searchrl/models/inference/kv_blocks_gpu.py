@@ -4,9 +4,9 @@
 
 One kernel computes flash attention (Dao et al. 2022, arXiv:2205.14135) of
 single tokens or tiles to slots of different lengths. Each program has one KV
-head and a few of its queries. It reads the slot's keys and values in place, as
-far as these queries see. cuDNN has no such call for tiles that start anywhere,
-and none for float32.
+head and a few of its queries. It reads in place those keys and values of the
+slot that these queries see. cuDNN has no such call for tiles that start
+anywhere, and none for float32.
 """
 
 import functools
@@ -69,7 +69,10 @@ def attend(
 
 def _kernel(slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, out_ref, *,
             groups: int, chunk: int, sliding_window: int | None):
-  """Attends some queries of a tile and KV head; j is of token j // groups."""
+  """Attends from some queries of a tile and a KV head to the slot.
+
+  Query j belongs to token j // groups.
+  """
   row, head = pl.program_id(0), pl.program_id(1)
   slot, start, length = slot_ref[row], start_ref[row], length_ref[row]
   queries, size = q_ref.shape

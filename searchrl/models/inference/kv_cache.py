@@ -28,7 +28,7 @@ Layer = Any  # one layer's cache: a tree of arrays
 
 
 class Tiles(NamedTuple):
-  """Places of rows of tokens: the slot of each tile and its positions there.
+  """Positions of rows of tokens: the slot of each tile, and its range there.
 
   Tile i has the positions from start[i] to start[i] + length[i]. One call may
   have several tiles of a slot: all are written before any is read.
@@ -52,7 +52,7 @@ class Layout:
     length 0 it is 0.
   copy(cache, source [n], target [n], blocks) -> cache
     Copies the first blocks of some slots into others; or pages, one by one. The
-    cache is a tree of layers. Targets that are out of range come last.
+    cache is a tree of layers. Targets that are out of range must come last.
   split(x) -> x
     Splits the rows of an array over the devices in the same way as slots.
   mixed
@@ -128,7 +128,7 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
 
 
 def copies(shardings: Callable[[Any], Any] | None) -> int:
-  """Returns the number of copies of the weights that slots are split over."""
+  """Returns the number of copies of the weights over which slots are split."""
   if shardings is None:
     return 1
   sharding = shardings(('batch',))

@@ -37,8 +37,8 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
   """Returns the cache layout of an implementation, for the slots of a device.
 
   The arguments are those of `kv_blocks.layout` and `kv_pages.layout`, where a
-  block is a page. If `pages` is 0, all slots can be full at once. The platform
-  is by default that of the first device.
+  block is a page. If `pages` is 0, all slots can be full at once. The default
+  platform is that of the first device.
 
   Raises:
     ValueError: There is no such implementation, or it does not take a sliding
@@ -78,9 +78,10 @@ def over_devices(
     block: int, parts: int, cache_tokens: int,
     shardings: Callable[[Any], Any] | None,
 ) -> Layout:
-  """Returns the cache layout of an engine, whose slots devices may share.
+  """Returns the cache layout of an engine with one or several devices.
 
-  The arguments are those of `Engine`: numbers of all devices together.
+  The arguments are those of `Engine`. Their numbers are for all devices
+  together.
 
   Raises:
     ValueError: cache_tokens is set for a layout without pages.
@@ -109,7 +110,7 @@ def platform_of(shardings: Callable[[Any], Any] | None) -> str:
 
 def choose(platform: str, dtype: Any, config: TransformerConfig
           ) -> tuple[str, str]:
-  """Returns the implementation that 'auto' tries, and why.
+  """Returns the implementation that 'auto' tries, and the reason.
 
   The config has the heads of one device, and dtype is that of the cache.
   """
@@ -178,7 +179,7 @@ def script_tiles(slot, start, length) -> Tiles:
 
 
 def _with_copy(layout: Layout, layer: Any) -> Any:
-  """Copies the first two blocks of slot 0 of the self-test into slot 2."""
+  """Returns the cache after two blocks of slot 0 were copied into slot 2."""
   source, target, blocks = np.array([0]), np.array([2]), 2
   if layout.has_pages:
     pages = script_tiles([0, 2], [0, 0], [0, 0]).pages
@@ -188,7 +189,7 @@ def _with_copy(layout: Layout, layer: Any) -> Any:
 
 def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
              ) -> None:
-  """Raises a RuntimeError if numbers of random tokens differ from 'xla'."""
+  """Raises a RuntimeError if attention to random tokens differs from 'xla'."""
   if config.sliding_window:  # shortened, so that the test's contexts exceed it
     config = dataclasses.replace(
         config, sliding_window=min(config.sliding_window, 24))
@@ -199,9 +200,10 @@ def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
 
 def difference(implementation: str, config: TransformerConfig, dtype: Any
               ) -> float:
-  """Returns the largest difference from the reference, by its largest entry.
+  """Returns the largest difference of the outputs from the reference.
 
-  It is that of outputs of calls, of which the last reads copied blocks.
+  It is relative to the reference's largest entry. The outputs are those of
+  several calls, of which the last reads copied blocks.
   """
   options: dict[str, Any] = dict(
       slots=_SLOTS, length=_LENGTH, block=_PAGE, parts=1)

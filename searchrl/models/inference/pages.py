@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The assignment of a cache's pages to slots, kept on the host.
 
-A slot has as many pages as its tokens need, taken from a pool that all slots of
-a device share. The pool may be smaller than what all full slots would need,
-because most conversations are far shorter than the longest. If several slots
-begin with the same prompt, its whole pages are stored once.
+A page is a block of the cache. A slot has as many pages as its tokens need. All
+slots of a device share the pages. There may be fewer pages than all full slots
+would need, because most conversations are far shorter than the longest. If
+several slots begin with the same prompt, the pages that it fills are stored
+once.
 
 A slot must never wait for pages that only other waiting slots could free. Pages
 are therefore granted only while all slots could still reach their full length
@@ -56,12 +57,11 @@ class Pages:
     return -(-tokens // self.page)
 
   def admit(self, requests: Sequence[tuple[int, int]]) -> list[bool]:
-    """Returns which slots may hold this many tokens now, granted in order.
+    """Returns for each request, in order, whether its slot may hold its tokens.
 
     Requests are pairs (slot, tokens), with each slot at most once. After a slot
-    has been refused, no slot that holds nothing yet is granted: trajectories
-    that have begun come before new ones. A prompt that would be shared counts
-    in full.
+    has been refused, no empty slot is granted: trajectories that have begun
+    come before new ones. A prompt that would be shared counts in full.
     """
     held, left = list(self._held), len(self._free)
     if len(self._users) >= self.slot_pages * len(held):
@@ -85,8 +85,8 @@ class Pages:
                left: int) -> bool:
     """Returns whether all slots could still become full, one after another.
 
-    Slots have `held` pages each, and `left` pages are free. The last slot that
-    has a `shared` page frees it.
+    `held` has the number of pages of each slot, and `left` pages are free. A
+    `shared` page becomes free with the last of its slots.
     """
     order = sorted((slot for slot, count in enumerate(held) if count),
                    key=lambda slot: -held[slot])

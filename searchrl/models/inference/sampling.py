@@ -30,8 +30,8 @@ Number = float | np.ndarray | Array
 class Truncation(NamedTuple):
   """Rules for which tokens may be drawn. Each applies to the full distribution.
 
-  The likeliest token is always kept, ties are kept or dropped together, and the
-  distribution is renormalised over the kept tokens.
+  The likeliest token is always kept. Tokens of equal probability are kept or
+  dropped together. The distribution is renormalised over the kept tokens.
   """
 
   top_k: Number = 0  # number of likeliest tokens that are kept; 0: all
@@ -61,7 +61,7 @@ class Truncation(NamedTuple):
 
 
 class Draw(NamedTuple):
-  """Settings with which the tokens of one slot are drawn."""
+  """Settings of the distribution from which one slot's tokens are drawn."""
 
   temperature: float = 1.0  # 0 is greedy
   truncation: Truncation = Truncation()
@@ -69,7 +69,10 @@ class Draw(NamedTuple):
 
 def by_row(draws: Sequence[Draw]) -> tuple[
     Float[np.ndarray, 'B'], Truncation | None]:
-  """Returns temperatures and truncations per row; None if no row truncates."""
+  """Returns one temperature and one truncation per row.
+
+  The truncation is None if no row truncates.
+  """
   temperatures = np.array([d.temperature for d in draws], np.float32)
   if all(d.truncation.is_off for d in draws):
     return temperatures, None
@@ -152,7 +155,7 @@ def _width(size: int) -> int:
 
 
 def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
-  """Returns the first index with weight whose sum exceeds the target."""
+  """Returns the first index of weight above 0 whose sum exceeds the target."""
   first = jnp.sum(cumulative <= target[:, None], -1)
   column = jnp.arange(weights.shape[-1])
   last = jnp.max(jnp.where(weights > 0, column, 0), -1)

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host's record of the contents of every slot of an engine.
 
-The host decides what is prefilled, what is copied from another slot, and which
-pages a slot has; `engine` then runs exactly this on the devices. Slots are
-split over copies of the weights and numbered from 0 on each copy. Lists for the
-devices are therefore grouped by copy.
+The host decides which tokens are prefilled, which are copied from another slot,
+and which pages a slot has; `engine` then runs exactly this on the devices. A
+copy is a device, or a group of devices, with one copy of the weights. Slots are
+split over the copies and numbered from 0 on each copy. Lists for the devices
+are therefore grouped by copy.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from searchrl.models.inference.kv_cache import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Append:
-  """Tokens for one slot, which then decodes."""
+  """Tokens that are added to one slot, which then decodes a turn."""
 
   slot: int
   tokens: Sequence[int]  # at least one token
@@ -32,7 +33,7 @@ class Append:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """The work that appends require of the devices, in this order."""
+  """Work on the devices that some appends require, in this order."""
 
   tiles: list[list[tuple]]  # per copy: (start, slot, tokens), earliest first
   moves: list[list[tuple[int, int]]]  # per copy: (from, to), slots or pages
@@ -67,7 +68,7 @@ class Contents:
     self._copies = copies
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
-    """Returns which appends there is room for now; see `Engine.admit`."""
+    """Returns for each append whether there is room now; see `Engine.admit`."""
     if not self._pages:
       return [True] * len(appends)
     granted: dict[int, bool] = {}
@@ -87,7 +88,7 @@ class Contents:
             'Raise rollout.max_length, or shorten prompts and passages.')
 
   def _needed(self, a: Append) -> int:
-    """Returns the most tokens that a slot can hold at the end of its turn."""
+    """Returns the maximum number of tokens in a slot at the end of its turn."""
     return (0 if a.fresh else self.used[a.slot]) + len(a.tokens) + a.budget
 
   def place(self, appends: Sequence[Append], tile: int) -> Work:
@@ -132,15 +133,18 @@ class Contents:
         copied_tokens=sum(len(prompt) - 1 for prompt in copied.values()))
 
   def _holder(self, prompt: tuple[int, ...], copy: int) -> int | None:
-    """Returns a slot, numbered on its copy, with this prompt; None without."""
+    """Returns a slot of this copy whose cache begins with this prompt, or None.
+
+    The slot is numbered from 0 on its copy of the weights.
+    """
     beside = self._prompts[copy * self._each:(copy + 1) * self._each]
     return beside.index(prompt) if prompt and prompt in beside else None
 
   def _moves(self, holder: int, copy: int, slot: int, tokens: int
             ) -> list[tuple[int, int]]:
-    """Returns the moves after which a slot begins like another one.
+    """Returns the moves that copy the beginning of slot `holder` to `slot`.
 
-    If slots have pages, they share the whole ones, and only the page with the
+    If slots have pages, they share the full pages, and only the page with the
     end of the prompt is copied.
     """
     if not self._pages:
@@ -171,9 +175,9 @@ class Contents:
     self.stopped(slot)
 
   def table(self, slots: np.ndarray) -> np.ndarray | None:
-    """Returns the pages of slots [copies n]; None if there are no pages.
+    """Returns the pages of slots [copies n]; None if the cache has no pages.
 
-    Slots and pages are numbered on their copy.
+    Slots and pages are numbered from 0 on each copy of the weights.
     """
     if not self._pages:
       return None

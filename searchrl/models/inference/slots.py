@@ -11,8 +11,8 @@
 All take the `state` of all slots, which is donated, and return the new state.
 Params are `unstacked`, and `config` is the decoder's shape. The `layout` of the
 cache decides where keys and values are stored and how they are read. Slots are
-numbered on their device; a number out of range stands for none. On CPUs the
-numbers of a row depend on this row alone: no product's shape depends on the
+numbered from 0 on each device; a number out of range means no slot. On CPUs the
+results of a row depend on this row alone: no product's shape depends on the
 other rows, and a block that a row does not see adds exact zeros.
 """
 
@@ -35,7 +35,10 @@ from searchrl.models.transformer import Params, TransformerConfig
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-  """All slots. The cache holds every token of a slot except its last one."""
+  """State of all slots.
+
+  The cache holds every token of a slot except its last one.
+  """
 
   cache: tuple[Layer, ...]  # one cache per layer
   last_token: Int[Array, 'B']  # last token of each slot, not yet in the cache
@@ -52,7 +55,7 @@ _PER_SLOT = [field.name for field in dataclasses.fields(State)
 
 def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any
          ) -> State:
-  """Returns idle slots for `copies` devices or groups of devices."""
+  """Returns the state of empty slots on `copies` devices or device groups."""
   slots = copies * layout.slots
   cache = tuple(layout.empty(config, copies, dtype)
                 for _ in range(config.num_hidden_layers))
@@ -72,7 +75,7 @@ def logical_axes(config: TransformerConfig, layout: Layout) -> State:
 
 
 def unstacked(params: Params, dtype: Any) -> Params:
-  """Returns params in `dtype`, with a tuple of layers, not stacked ones."""
+  """Returns params in `dtype`, with a tuple of layers, not stacked layers."""
   cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
   count = jax.tree.leaves(params['layers'])[0].shape[0]
   layers = tuple(
@@ -137,8 +140,8 @@ def begin(
 ) -> State:
   """Starts a turn in some slots, which become active.
 
-  `last`, `position` and `budget` are values of State. The numbers `ids` are
-  folded into the run's key, whose data are `root`.
+  `last`, `position` and `budget` are the slots' new values in State. The
+  numbers `ids` are folded into the run's key, whose data are `root`.
   """
   put = lambda old, new: old.at[slot].set(new, mode='drop')
   key = jax.random.wrap_key_data(root)

@@ -39,7 +39,9 @@ def build(
     say: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> dict[str, Any]:
-  """Builds an index of a store, whole or not at all, and tunes its search.
+  """Builds an index of a store, and tunes its search.
+
+  A build that is interrupted leaves no index.
 
   Args:
     kind: Kind of index, 'scann' or 'hnsw'.
@@ -145,6 +147,8 @@ def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
            recall: float, say: Callable[[str], None] = lambda text: None,
            ladder: Sequence[Mapping[str, int]] | None = None):
   """Returns the fastest index that reaches a recall, its settings, and trials.
+
+  The trials are all settings that were tried, with their recall@3.
   """
   module, measured = _module(kind), []
   exact_scores, exact_ids = exact_host.on_host(source)(queries, _K + _TIES)

@@ -104,7 +104,10 @@ def _without_ed_or_ing(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-  """Returns 'v' per vowel and 'c' per consonant; y after a 'c' is a vowel."""
+  """Returns the word with 'v' for vowels and 'c' for consonants.
+
+  The letter y after a 'c' is a vowel.
+  """
   shape = ''
   for letter in word:
     vowel = letter in 'aeiou' or letter == 'y' and shape[-1:] == 'c'
@@ -154,7 +157,7 @@ class Index:
   _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # key: t
 
   def spans(self, text: str) -> list[maxscore.Span]:
-    """Returns the postings of each term of a query."""
+    """Returns the range of postings of each term of a query."""
     spans = []
     for term, count in collections.Counter(analyze(text)).items():
       t = self.terms.get(term)
@@ -234,7 +237,7 @@ def bm25(corpus: Corpus, *, k1: float = 0.9, b: float = 0.4,
 
 
 def searcher(corpus: Corpus, index: Index, *, workers: int = 0) -> SearchFn:
-  """Returns the search of an index; results do not depend on `workers`.
+  """Returns the search of an index. Results do not depend on `workers`.
 
   Args:
     corpus: Corpus from which the index was built.

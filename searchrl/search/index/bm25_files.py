@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A BM25 index on disk: written block by block, loaded memory-mapped.
 
-The postings of each block are spilled to disk, so that a build needs memory
-for the terms and one block alone. A loaded index equals that of `bm25.build`.
+The postings of each block are written to disk, so that a build needs memory for
+the terms and one block only. A loaded index equals the index of `bm25.build`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOCK = 65_536  # texts per block
 
 def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
           k1: float = 0.9, b: float = 0.4) -> dict[str, Any]:
-  """Writes an index, whole or not at all.
+  """Writes an index. A build that is interrupted leaves no index.
 
   Args:
     texts: Texts of the passages, in the order of the corpus.
@@ -74,7 +74,7 @@ def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
 
 
 def _count(texts: Sequence[str], folder: pathlib.Path):
-  """Spills each block's postings, in order; returns terms and lengths."""
+  """Writes each block's postings to disk; returns the terms and the lengths."""
   terms: dict[str, int] = {}
   lengths = np.zeros(len(texts), np.int64)
   for start in range(0, len(texts), _BLOCK):
@@ -150,14 +150,14 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
 
 
 def seal(folder: str | pathlib.Path) -> str:
-  """Returns the place and the manifest of the index in <folder>/bm25."""
+  """Returns the path and the manifest of the index in <folder>/bm25."""
   path = pathlib.Path(folder).resolve() / 'bm25'
   return f'{path} {manifests.read(path)}'
 
 
 def indexed(corpus: Corpus, folder: str | pathlib.Path, *, workers: int = 0
            ) -> SearchFn:
-  """Returns a search by the index in <folder>/bm25, with its own k1 and b.
+  """Returns a search by the index in <folder>/bm25, with the index's k1 and b.
 
   Args:
     corpus: Corpus from which the index was built.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense search: makes a SearchFn of a corpus, an encoder and an index.
 
-The encoder is any function from texts and their kind to vectors. The one in
-this module hashes n-grams of letters, without weights, for tests and small
-runs.
+The encoder is any function from texts and their kind to vectors. The encoder in
+this module hashes n-grams of letters, without trained weights, for tests and
+small runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Encoder(Protocol):
 
   def __call__(self, texts: Sequence[str], kind: Kind
               ) -> Float[np.ndarray, 'N D']:
-    """Returns a row per text."""
+    """Returns one vector per text."""
 
 
 def hashed_ngrams(

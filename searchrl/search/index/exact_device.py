@@ -5,8 +5,8 @@
 Rows are split over the devices. Each process sends rows to its own devices in
 small pieces, in their stored type, while the next piece is read. A device scans blocks of its rows and
 keeps the best k; the devices then gather these. Scores are float32 for every
-stored type. Where an accelerator multiplies bfloat16 fastest, a query is the
-sum of three bfloat16 vectors, whose products with bfloat16 rows are exact.
+stored type. On accelerators that multiply bfloat16 fastest, a query is split
+into three bfloat16 vectors, whose products with bfloat16 rows are exact.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def build(
 ) -> exact_host.Index:
   """Puts rows onto devices; the search compares a query with every row.
 
-  In a type smaller than float32, rows are stored less their mean, which loses
-  fewer digits. The mean's part of a score is added in float32.
+  In a type smaller than float32, the mean is subtracted from the rows before
+  they are stored, which loses fewer digits. The mean's part of a score is added
+  in float32.
 
   Args:
     source: The rows.
@@ -60,7 +61,7 @@ def build(
     batch: Number of queries per device call; smaller calls are padded, so that
       one program is compiled for each k. If there are many queries, a second
       program takes 16 times as many, since each call reads all rows.
-    block_rows: Number of rows that are compared at once. 0 leaves it to
+    block_rows: Number of rows that are compared at once. 0: the number of
       `rows_per_block`.
     devices: Devices of this process. Default: all, but no more than there are
       blocks of rows.
@@ -115,8 +116,8 @@ def build(
 def rows_per_block(count: int, devices: Sequence[jax.Device]) -> int:
   """Returns the number of rows that a device compares at once.
 
-  Each block of a GPU is an array of its own, and adds to the time of
-  compilation. So there a device has at most 64 blocks, of more rows.
+  On GPUs each block is a separate array, which takes time to compile. A GPU
+  therefore has at most 64 blocks, of more rows each.
   """
   if devices[0].platform != 'gpu':
     return _BLOCK
@@ -135,7 +136,10 @@ def _in_batches(call, batch: int, vectors: Float[np.ndarray, 'B D'], k: int):
 
 def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool
             ) -> Num[np.ndarray, 'P B D']:
-  """Returns P vectors whose sum is each vector: 3 in bfloat16, or itself."""
+  """Returns vectors [P B D] whose sum over P is the queries.
+
+  If `split`, P is 3 and the parts are bfloat16, otherwise P is 1.
+  """
   if not split:
     return vectors[None]
   parts, rest = [], vectors
@@ -146,7 +150,7 @@ def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool
 
 
 def free_bytes() -> int | None:
-  """Returns free bytes of this process's accelerators; None without any."""
+  """Returns the free bytes of this process's accelerators, or None."""
   stats = [device.memory_stats() for device in jax.local_devices()
            if device.platform != 'cpu']
   if not stats or not all(stats):
@@ -197,7 +201,7 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh,
 
 
 def _pieces(source, first: int, last: int, block: int):
-  """Yields (start, parts) of rows [first, last); a piece is within a block."""
+  """Yields (start, parts) of rows [first, last), each within one block."""
   spans = [(start, min(start + _PIECE, edge + block, last))
            for edge in range(first, last, block)
            for start in range(edge, min(edge + block, last), _PIECE)]
@@ -215,7 +219,11 @@ def _pieces(source, first: int, last: int, block: int):
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames='dtype')
 def _fill(buffers, piece, place: tuple[int, int], *, dtype: str):
-  """Writes a piece, less the mean, to buffers; also returns if it is finite."""
+  """Writes a piece, less the mean, to buffers.
+
+  Returns:
+    The buffers, and whether all values are finite.
+  """
   (rows, *scales), mean = piece
   rows = rows.astype(jnp.float32)
   rows = (rows * scales[0][:, None] if scales else rows) - mean
@@ -246,7 +254,7 @@ def top_k(
 
   Args:
     rows: Arrays of rows in S blocks of N, each split over the mesh. A device's
-      blocks follow each other within an array, and from one to the next.
+      blocks are in order within an array, and from one array to the next.
     scales: Factor of the products with each row.
     parts: B queries, each the sum of P vectors; see `parts_of`.
     k: Number of rows per query; ties go to the lower row.
@@ -290,10 +298,11 @@ def top_k(
 
 
 def best_columns(scores: Float[Array, 'B N'], k: int):
-  """Returns what `jax.lax.top_k` returns, ties included, and reads less.
+  """Returns the result of `jax.lax.top_k`, but reads less memory.
 
-  The k groups of columns with the highest maxima hold the k highest scores: a
-  group that comes before that of a score has a score that comes before it.
+  The columns are divided into groups. The k groups with the highest maxima
+  contain the k highest scores, because each better group has at least one
+  better score. Equal scores have the same order as in `top_k`.
   """
   count = -(-scores.shape[1] // _GROUP)
   if count <= 2 * k:
@@ -309,6 +318,6 @@ def best_columns(scores: Float[Array, 'B N'], k: int):
 
 
 def _best(scores: Float[Array, 'B M'], ids: Int[Array, 'B M'], k: int):
-  """Returns the k best; the earlier wins ties, since lax.top_k is stable."""
+  """Returns the k best scores and their ids; ties go to the earlier one."""
   top, places = jax.lax.top_k(scores, k)
   return top, jnp.take_along_axis(ids, places, 1)

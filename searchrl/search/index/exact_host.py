@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of every vector index, and exact search on the host by numpy.
 
-`Index` guarantees what libraries do not: it raises on bad vectors before they
-reach the library, and pads its results in one way if too few rows are found.
+`Index` gives guarantees that libraries do not. It raises an error for bad
+vectors before they reach the library. If too few rows are found, all kinds of
+index pad their results in the same way.
 """
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ class Index:
 
 
 def package(module: str, backend: str, name: str) -> Any:
-  """Imports the package of a backend; a ValueError says how to install it."""
+  """Imports the package of a backend.
+
+  Raises:
+    ValueError: The package is missing; the message says how to install it.
+  """
   try:
     return importlib.import_module(module)
   except ImportError as error:
@@ -79,7 +84,7 @@ def package(module: str, backend: str, name: str) -> Any:
 
 
 def _cleaned(scores, ids, k: int, count: int):
-  """Returns float32 scores and int64 ids [B, k]; invalid ids go to the end."""
+  """Returns float32 scores and int64 ids [B, k], with invalid ids last."""
   scores = np.asarray(scores, np.float32)
   ids = np.asarray(ids).astype(np.int64)
   valid = np.isfinite(scores) & (ids >= 0) & (ids < count)
@@ -93,14 +98,14 @@ def _cleaned(scores, ids, k: int, count: int):
 
 def merge(
     scores: Float[np.ndarray, 'B M'], ids: Int[np.ndarray, 'B M'], k: int):
-  """Returns the k best scores and ids of each row, ties to the lower id."""
+  """Returns the k best scores and ids of each row; ties go to the lower id."""
   order = np.lexsort((ids, -scores), axis=1)[:, :k]
   return (np.take_along_axis(scores, order, 1),
           np.take_along_axis(ids, order, 1))
 
 
 def on_host(source: vector_store.Source) -> Index:
-  """Returns exact search by numpy, which reads rows in blocks for each call."""
+  """Returns exact search by numpy. Each call reads the rows in blocks."""
 
   def find(vectors, k):
     scores = np.full((len(vectors), 0), -np.inf, np.float32)
@@ -115,7 +120,7 @@ def on_host(source: vector_store.Source) -> Index:
 
 
 def _best(scores: Float[np.ndarray, 'B N'], k: int):
-  """Returns the k best scores and columns per row, ties to the lower column."""
+  """Returns the k best scores and columns per row; ties: lower column."""
   if k >= scores.shape[1]:
     ids = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
     return merge(scores, ids, k)

@@ -100,7 +100,7 @@ def _flat(path: pathlib.Path) -> ImportedRows:
 
 def check_encoder(imported: ImportedRows, corpus: corpora.Corpus,
                   encode: dense.EncodeFn) -> None:
-  """Raises a ValueError unless a sample of rows equals the encoder's output."""
+  """Raises a ValueError unless sampled rows equal the encoder's output."""
   places = dense.evenly_spaced(imported.count, _SAMPLE)
   ours = dense.encoded(
       encode, [corpora.text_of(corpus[int(i)]) for i in places], 'passage')

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """HNSW by faiss: builds the file of an index, and opens it on the host.
 
-The default efSearch of faiss, 16, finds some 80 % of the best passages at
-scale. Here it is always set explicitly: it is tuned when an index is built,
-unless a search names another one.
+The default efSearch of faiss, 16, finds some 80 % of the best passages in large
+corpora. Here it is always set explicitly: it is tuned when an index is built,
+unless a search names another value.
 
 Source: Malkov and Yashunin 2016, arXiv:1603.09320.
 """
@@ -32,12 +32,12 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
   Args:
     source: The rows.
     folder: Existing directory for the file.
-    links: Number of links of a row (M).
+    links: Number of links per row (M).
     construction: Number of candidates when a row is added (efConstruction).
     threads: Number of threads that add rows; 0: one per core.
 
   Returns:
-    Facts that `ladder` and `open_` need: none.
+    An empty dict: `ladder` and `open_` need nothing from a build.
 
   Raises:
     ValueError: The package faiss is not installed, or an option is out of
@@ -59,7 +59,7 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
 
 @contextlib.contextmanager
 def _threads(faiss, count: int) -> Iterator[None]:
-  """Sets faiss's number of threads in a context; 0 leaves it as it is."""
+  """Sets faiss's number of threads within a context; 0: no change."""
   before = faiss.omp_get_max_threads()
   faiss.omp_set_num_threads(count or before)
   try:
@@ -80,14 +80,14 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
 
   Args:
     folder: Directory of the file, as in `build`.
-    built: The facts that `build` returned.
-    source: Source with the shape of the rows; no row is read.
-    visited: Number of candidates that a search keeps (efSearch), or k if that
-      is larger.
+    built: Result of `build`.
+    source: The rows. Only their number and dimension are read.
+    visited: Number of candidates that a search keeps (efSearch). It is at
+      least k.
 
   Raises:
-    ValueError: The package faiss is not installed, or the file is damaged or
-      has other rows.
+    ValueError: The package faiss is not installed, the file is damaged, or it
+      has another number of rows or another dimension.
   """
   del built
   faiss = exact_host.package('faiss', 'hnsw', 'faiss-cpu')

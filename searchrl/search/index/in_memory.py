@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense search without an index on disk: passages are encoded at the start.
 
-It is for small corpora and for those that a run generates; their vectors stay
+It is for small corpora and for corpora that a run generates. The vectors stay
 in memory. Larger corpora need an index on disk; see `open_index`.
 """
 
@@ -48,7 +48,8 @@ def search(corpus: Corpus, **options: Any) -> SearchFn:
 def describe(corpus: Corpus, **options: Any) -> dict[str, Any]:
   """Returns the encoder's digest, the backend, and its recall if approximate.
 
-  Options are as in `build`, which makes the index only once for both functions.
+  The options are those of `build`. The index is made only once for `search`
+  and `describe`.
   """
   encoded, _, facts = build(corpus, **options)
   digest = encoded.encoder_digest
@@ -110,7 +111,7 @@ def _encoded(corpus: Corpus, encoder: str,
 
 
 def _available(backend: str) -> str:
-  """Returns the backend to use; 'exact' in place of a missing ScaNN."""
+  """Returns the backend to use: 'exact' if ScaNN is not installed."""
   if backend not in BACKENDS:
     raise ValueError('search.options.backend must be one of '
                      f'{", ".join(BACKENDS)} without an index, but is '
@@ -123,7 +124,7 @@ def _available(backend: str) -> str:
 
 def _sorted(backend: str, graph: Mapping[str, int]
            ) -> tuple[tuple[str, int], ...]:
-  """Returns the options of HNSW's graph, sorted by name; others have none."""
+  """Returns the options of HNSW's graph, sorted by name; else ()."""
   legal = _GRAPH if backend == 'hnsw' else ()
   if unknown := sorted({*graph} - {*legal}):
     raise TypeError(

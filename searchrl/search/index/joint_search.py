@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search of an index that several processes hold together.
 
-A program on the devices of all processes must be started by all of them. So a
-process that searches waits until each of the others searches, too, or has
-finished its rollouts. The queries that they then have are searched in one call,
-which is a round. Rounds are meetings of processes, one thread each: nothing
-else of a process may meet the others while it searches.
+A program on the devices of all processes must be started by all processes. A
+process that searches therefore waits until each other process also searches or
+has finished its rollouts. The queries of all processes are then searched in one
+call, which is called a round. One thread of each process takes part in rounds.
+No other thread may communicate between processes at the same time.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def make(find: FindFn, dim: int) -> tuple[FindFn, Callable[[], None]]:
   """Returns a search in rounds, and a function that finishes them.
 
   Args:
-    find: Search that every process must call with as many queries and the same
-      k, and that returns the results of this process's queries.
+    find: Search that returns the results of this process's queries. Every
+      process must call it with the same number of queries and the same k.
     dim: Dimension of the queries.
   """
 

@@ -67,7 +67,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def check(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
-  """Reads all files; raises a ValueError if one differs from its checksum."""
+  """Reads all files. Raises a ValueError if one differs from its checksum."""
   for name, expected in manifest['crc32'].items():
     if _checksums(folder / name) != expected:
       raise ValueError(f'{folder / name} must be as it was written, but is '

@@ -1,8 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The best passages of a query, found from few of its terms' postings.
+"""Finds the best passages of a query without reading all its terms' postings.
 
-It imports numpy alone, so that the processes of `ranking` start quickly.
+The postings of a term are the passages that contain it, each with its impact:
+the amount that the term adds to the passage's score. A span is one term of a
+query, with the range of its postings. The module imports no package but numpy,
+so that the processes of `ranking` start quickly.
 
 Source: Turtle and Flood 1995, Query evaluation: strategies and optimizations,
   Information Processing and Management 31(6) (MaxScore).
@@ -27,9 +30,10 @@ _LEADERS = 8  # this times k passages are summed first, to raise the threshold
 
 @dataclasses.dataclass(frozen=True)
 class Postings:
-  """The passages of each term, and its impact on their scores.
+  """Passages of each term, and the term's impact on their scores.
 
-  Pickled for a process that is being started, they are sent as open files.
+  If it is pickled for a process that is being started, it is sent as open
+  files.
   """
 
   passages: Int[np.ndarray, 'P']  # in [0, N)
@@ -40,7 +44,7 @@ class Postings:
 
   @classmethod
   def mapped(cls, files: Sequence[BinaryIO], size: int) -> Postings:
-    """Returns the postings in the .npy files of both arrays."""
+    """Returns the postings in two .npy files, of passages and of impacts."""
     passages, impacts = map(mapped, files)
     return cls(passages, impacts, size, tuple(files))
 
@@ -59,13 +63,14 @@ class Postings:
           ) -> tuple[Int[np.ndarray, 'K'], Float[np.ndarray, 'K']]:
     """Returns positions and scores of the k passages with the largest sums.
 
-    The terms that can add most are summed up first. Once the remaining terms
-    together cannot lift a new passage into the k best, they are looked up only
-    for passages that have a summed term and can still reach the k best.
+    The terms that can add most to a score are summed up first. At some point
+    the remaining terms together cannot lift a new passage into the k best. They
+    are then looked up only for passages that already have a sum and can still
+    reach the k best.
 
     Args:
-      spans: For each term of a query, the most that it can add, the start and
-        the stop of its postings, and its count in the query.
+      spans: Spans of a query, one per term: the largest score that the term can
+        add, the start and the stop of its postings, and its count in the query.
       k: Number of passages; ties go to the lower position.
     """
     spans = sorted(spans, key=lambda span: -span[0])
@@ -95,7 +100,7 @@ class Postings:
     return ids[order], sums[order]
 
   def _completed(self, spans, ids, sums, k: int, threshold: float):
-    """Adds the spans to sums; drops passages that cannot be in the k best."""
+    """Adds the spans to the sums of passages that can be in the k best."""
     ids, sums = _candidates(ids, sums, spans, threshold)
     if len(ids) > 2 * _LEADERS * k:
       leaders = np.argpartition(sums, -_LEADERS * k)[-_LEADERS * k:]
@@ -110,7 +115,7 @@ class Postings:
 
   def _impacts_of(self, span: Span, ids: Int[np.ndarray, 'M']
                  ) -> Float[np.ndarray, 'M']:
-    """Returns the impact of a term on each passage; 0 where it is absent."""
+    """Returns a term's impact on each passage; 0 if the passage lacks it."""
     _, start, stop, _ = span
     passages = self.passages[start:stop]
     places = np.searchsorted(passages, ids)
@@ -120,32 +125,43 @@ class Postings:
 
 
 def _bound(spans: Sequence[Span]) -> float:
-  """Returns the most that these terms together can add to a passage."""
+  """Returns the largest score that these terms can add to a passage."""
   return sum(bound for bound, _, _, _ in spans)
 
 
 def _raised(threshold: float, sums: Float[np.ndarray, 'M'], k: int) -> float:
-  """Returns the k-th highest sum less a float32's error, or the threshold."""
+  """Returns a higher lower bound of the k-th best sum, if `sums` gives one.
+
+  The bound is the k-th highest of the sums, less a float32's rounding error.
+  """
   if k > len(sums):
     return threshold
   return max(threshold, float(np.partition(sums, -k)[-k]) * (1 - 1e-6))
 
 
 def _candidates(ids, sums, spans, threshold: float):
-  """Returns the passages that can still reach the threshold with all spans."""
+  """Returns the ids and sums of passages that can still reach the threshold.
+
+  The spans are the terms that are not in the sums yet.
+  """
   able = np.flatnonzero(sums >= threshold - _bound(spans))
   return ids[able], sums[able]
 
 
 def mapped(file: BinaryIO) -> np.ndarray:
-  """Returns the array of an .npy file, mapped; it outlives the file's removal.
+  """Returns the array of an .npy file, memory-mapped.
+
+  The file may then be removed.
   """
   path = f'/dev/fd/{file.fileno()}' if os.name == 'posix' else file.name
   return np.asarray(np.load(path, mmap_mode='r'))
 
 
 def _unnamed(array: np.ndarray) -> BinaryIO:
-  """Returns an unnamed file that contains an array; in memory on Linux."""
+  """Returns an open file without a name that contains an array.
+
+  On Linux the file is in memory.
+  """
   file = (os.fdopen(os.memfd_create('searchrl'), 'w+b')
           if hasattr(os, 'memfd_create') else tempfile.TemporaryFile())
   np.save(file, array)

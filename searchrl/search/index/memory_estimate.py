@@ -20,13 +20,13 @@ _TERM_BYTES = 120 + 8  # measured, in a dict of CPython 3.11, and its place
 
 def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
              part_rows: int, links: int, has_vectors: bool = True) -> str:
-  """Returns the sizes of the vectors and of each index, a line each, in GiB.
+  """Returns text with the sizes of the vectors and of each index, in GiB.
 
   Args:
     recipe: Recipe of the vectors.
     kinds: Kinds of index: 'scann', 'hnsw' and 'bm25'.
     part_rows: Number of rows that ScaNN holds in memory at once.
-    links: Number of links of a row of HNSW.
+    links: Number of links per row of HNSW.
     has_vectors: Whether vectors are written.
   """
   lines = [f'{recipe.count} passages x {recipe.dim}, {recipe.dtype}: '
@@ -46,11 +46,11 @@ def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
 
 
 def _bm25_in_memory(count: int) -> str:
-  """Returns text about the memory that a search by BM25 takes.
+  """Returns a text about the memory that a search by BM25 takes.
 
-  A process that searches holds the terms, with their places in the postings,
-  and the places of the corpus's lines. It adds up scores in float64, and so does
-  each worker. The postings are mapped, so that all processes share them.
+  A process that searches holds the terms with the positions of their postings,
+  and the offsets of the corpus's lines. It adds up scores in float64, and so
+  does each worker. The postings are mapped, so that all processes share them.
   """
   held = _TERMS * count * _TERM_BYTES + 8 * count
   return (f'a process that searches it holds {_gib(held + 8 * count)}, each of '
@@ -73,9 +73,9 @@ def index_bytes(kind: str, recipe: vector_store.Recipe, links: int) -> int:
 def check_disk(recipe: vector_store.Recipe, kinds: Sequence[str],
                folder: pathlib.Path, *, links: int, has_vectors: bool = True
               ) -> None:
-  """Raises a ValueError if the disk of `folder` has no room for the rest.
+  """Raises a ValueError if the disk of `folder` is too small.
 
-  Vectors and indexes that are already written need no further room.
+  Vectors and indexes that are already written need no further space.
   """
   needed = sum(index_bytes(kind, recipe, links) for kind in kinds
                if not (folder / kind / 'manifest.json').exists())

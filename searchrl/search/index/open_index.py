@@ -3,7 +3,7 @@
 """Dense search by an index on disk: a SearchFn of a folder and a corpus.
 
 A folder has vectors/ and the indexes that were built from them: scann/, hnsw/.
-An index of another corpus or of another encoder is an error; digests identify
+An index of another corpus or another encoder raises an error. Digests identify
 both.
 """
 
@@ -59,7 +59,7 @@ def indexed(
     min_recall: Least recall@3 of an approximate index that is accepted.
     batch: Number of queries per device call.
     visited: Number of candidates of a search of 'hnsw' (efSearch), whose recall
-      is then what it is. 0: the number that was tuned when it was built.
+      is then not checked. 0: the number that was tuned at the build.
     encoder: Current location of the encoder. Default: the recorded one.
     load_encoder: Function that loads the encoder; not needed for hashed
       n-grams.
@@ -122,11 +122,11 @@ def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
            storage: str, memory_share: float) -> str:
   """Returns the backend that suits this machine.
 
-  It is 'exact' on accelerators if the rows take at most `memory_share` of their
-  free memory, and 'exact' on a host up to `EXACT_ON_HOST` rows. Otherwise it is
-  'scann' or 'hnsw', if built and installed. Otherwise it is 'exact' on a host
-  if the rows take at most the same share of its free memory, else 'numpy', from
-  disk.
+  The first of these that applies: 'exact' on accelerators, if the rows take at
+  most `memory_share` of their free memory. 'exact' on a host, up to
+  `EXACT_ON_HOST` rows. 'scann' or 'hnsw', if built and installed. 'exact' on a
+  host, if the rows take at most `memory_share` of its free memory. 'numpy',
+  which reads the rows from disk.
   """
   if not 0 < memory_share <= 1:
     raise ValueError('search.options.memory_share must lie in (0, 1], but is '
@@ -153,7 +153,7 @@ def _bytes_of_rows(store: vector_store.Store, storage: str) -> int:
 
 
 def _from_disk(folder: str | pathlib.Path, size: float, share: float) -> str:
-  """Returns a sentence that says why rows are searched from disk, slowly."""
+  """Returns a sentence that says why rows are searched slowly, from disk."""
   return (f'The {size / 1e9:.3g} GB of rows of {folder} are searched from disk, '
           f'which is slow, because they take more than {share} of the free '
           "memory. Set search.options.memory_share, or backend='exact' for the "

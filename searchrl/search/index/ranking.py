@@ -1,16 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Queries ranked by several processes over one copy of the postings.
+"""Ranks queries in several processes, which share one copy of the postings.
 
 Threads would not help: a query takes some thirty calls of numpy of a few
 microseconds each, between which the interpreter's lock is held. A forked
-process would not be safe beside the threads of jax. Workers are therefore
-processes that are started afresh, import numpy alone, and map the postings.
+process would not be safe beside the threads of jax. Workers are therefore newly
+started processes, which import numpy only and map the postings.
 
 This process also ranks, so that nothing waits for the workers. The first call
-that is large enough starts them, and they are used once one of them is ready.
-If a worker dies, this process ranks its queries, and the next large call starts
-new ones.
+that is large enough starts the workers, which are used once one is ready. If a
+worker dies, this process ranks its queries, and the next large call starts new
+workers.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ class Ranking:
 
     Args:
       tasks: Tasks, such as queries.
-      prepare: Function from a task to its spans and k; runs in this process.
-      finish: Function from the best passages to a result; runs in this process.
+      prepare: Function from a task to the arguments of `Postings.best`: the
+        spans of its terms, and k. It runs in this process.
+      finish: Function from the best passages to a result. It runs in this
+        process.
     """
     is_large = len(tasks) > 1 and len(tasks) * self._postings.size >= _CALL
     if self._count == 1 or not is_large:
@@ -97,7 +99,7 @@ class Ranking:
 
   def _share(self, count: int, prepare: Callable[[int], Search],
              keep: Callable[[range, Iterable[Best]], None]) -> None:
-    """Ranks a call in pieces, of which the workers always have some ahead."""
+    """Ranks a call in pieces, of which workers always have some queued."""
     left = collections.deque(self._pieces(count))
     sent: collections.deque[tuple[range, futures.Future]] = collections.deque()
     while self._pool and (left or sent):
@@ -171,7 +173,7 @@ _postings: maxscore.Postings  # set in each worker by _initialize
 
 
 def _initialize(postings: maxscore.Postings) -> None:
-  """Prepares a worker, which ends when its parent does, however that ends."""
+  """Prepares a worker, which also ends when its parent process dies."""
   global _postings
   _postings = postings
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """ScaNN: builds the files of an index, and opens them on the host.
 
-Rows lose their mean, are split over leaves with SOAR's second assignment, and
-are coded in 4 bits for 2 dimensions (AH). The rows that these codes find are
-ranked by int8 rows, then by the original rows, on disk. Building is
+The mean is subtracted from the rows. They are then split over leaves with
+SOAR's second assignment, and coded in 4 bits per 2 dimensions (AH). The rows
+that these codes find are ranked by int8 rows, then by the original rows, which
+are read from disk. Building is
 deterministic on one kind of CPU. More than `part_rows` rows become several
 parts, which are built one after another and all searched.
 
@@ -55,8 +56,8 @@ def _use_cpu(path: str, cpuinfo: str = '/proc/cpuinfo') -> tuple[str, ...]:
 
   In ScaNN 1.4.0 to 1.4.2 from PyPI, the function that tests for a CPU feature
   is empty and returns false, so that searches run on SSE4. Its results are in
-  exported variables, which are set here and returned. A wheel without them is
-  left as it is.
+  exported variables, which are set here and returned. A wheel without these
+  variables is not changed.
   """
   try:
     lines = pathlib.Path(cpuinfo).read_text().splitlines()
@@ -136,7 +137,11 @@ def build(
 
 def _checked(rows: Float[np.ndarray, 'N D'], first: int
             ) -> Float[np.ndarray, 'N D']:
-  """Returns the rows; a ValueError names the first that ScaNN cannot handle."""
+  """Returns the rows unchanged.
+
+  Raises:
+    ValueError: ScaNN cannot handle a row; the message names the first.
+  """
   rows = vector_store.checked(rows, first)
   largest = np.maximum(rows.max(1), -rows.min(1))
   if largest.max() > _MOST:
@@ -151,7 +156,7 @@ def _checked(rows: Float[np.ndarray, 'N D'], first: int
 
 def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
                 leaves: int, soar: float) -> int:
-  """Builds and writes a part; returns its leaves, 0 without a tree."""
+  """Builds and writes a part, and returns its number of leaves; 0: no tree."""
   scann = _library()
   builder = scann.scann_ops_pybind.builder(
       rows, min(_RERANKED, len(rows)), 'dot_product').set_n_training_threads(
@@ -190,8 +195,8 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
 
   Args:
     folder: Directory of the files, as in `build`.
-    built: The facts that `build` returned.
-    source: Source with the shape of the rows; no row is read.
+    built: Result of `build`.
+    source: The rows, which are read only for the last ranking.
     share: Share of the leaves that are searched.
     candidates: Number of rows per query that are ranked again, first by their
       int8 rows.

@@ -98,11 +98,14 @@ class InMemory:
 
 
 def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
-  """Returns rows as float32; a ValueError names the first bad row.
+  """Returns rows as float32.
 
   Args:
     rows: Array of any type.
     first: Number of its first row, for the error.
+
+  Raises:
+    ValueError: A value is not finite; the message names the first such row.
   """
   rows = np.asarray(rows, np.float32)
   if rows.ndim != 2 or not rows.size:
@@ -143,9 +146,9 @@ def blocks(source: Source, size: int) -> Iterator[tuple[int, np.ndarray]]:
 
 def quantize(rows: Float[Any, 'N D']
             ) -> tuple[Int8[Any, 'N D'], Float[Any, 'N']]:
-  """Returns int8 rows and a scale each: row = scale * int8, up to rounding.
+  """Returns int8 rows and one scale per row: row = scale * int8, rounded.
 
-  The results are arrays of numpy or jax, as the rows are.
+  The results are arrays of numpy or jax, like the rows.
   """
   xp = rows.__array_namespace__()
   scales = xp.max(xp.abs(rows), axis=1) / 127
@@ -177,13 +180,13 @@ class Recipe:
     return -(-self.count // self.shard_rows)
 
   def span(self, shard: int) -> tuple[int, int]:
-    """Returns the rows [start, stop) of a shard."""
+    """Returns the range [start, stop) of rows of a shard."""
     start = shard * self.shard_rows
     return start, min(start + self.shard_rows, self.count)
 
   @property
   def exact_dtype(self) -> str:
-    """Type that holds every value exactly; see `Source`."""
+    """Smallest float type that holds every value exactly; see `Source`."""
     return 'float16' if self.dtype == 'float16' else 'float32'
 
   @property
@@ -220,7 +223,7 @@ class Writer:
     return _read_marker(self._folder, self.recipe, shard)
 
   def write(self, shard: int, rows: Float[np.ndarray, 'N D']) -> None:
-    """Writes a whole shard, which is on disk when this returns.
+    """Writes a shard, which is complete on disk when this function returns.
 
     Raises:
       ValueError: The shape is not that of the shard, or a value is not finite.
@@ -358,7 +361,7 @@ def _marker(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 def _read_marker(folder: pathlib.Path, recipe: Recipe, shard: int
                 ) -> dict[str, Any] | None:
-  """Returns a finished shard's note, or None if its files' sizes differ."""
+  """Returns the note of a finished shard; None if its files' sizes differ."""
   try:
     note = json.loads(_marker(folder, shard).read_text())
     parts = 2 if recipe.dtype == 'int8' else 1

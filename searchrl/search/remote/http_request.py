@@ -3,10 +3,9 @@
 """An HTTP request that returns a good body or a typed failure in time.
 
 The requests of all threads run on one event loop, in a thread of its own. A
-request is given up at its deadline, whatever delays it: an address lookup, a
-handshake, or a body that arrives slowly. Its connection is then closed.
-Messages name only hosts and kinds of errors, because an address or an error's
-text may contain a key.
+request ends at its deadline, whether an address lookup, a handshake or a slow
+body delays it. Its connection is then closed. Messages name only hosts and
+kinds of errors, because an address or an error's text may contain a key.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LARGE = (*_SLOW, 413, 429)  # a smaller request may succeed, as for status 500+
 
 
 class Failure(Exception):
-  """A failed request, and whether another try or a smaller one may succeed."""
+  """A failed request, and whether a retry or a smaller one may succeed."""
 
   def __init__(self, kind: str, detail: str, *, again: bool,
                smaller: bool = False, after_secs: float = 0.0):
@@ -115,7 +114,10 @@ class Client:
 
 
 def environment_proxy(url: str) -> str:
-  """Returns HTTPS_PROXY, HTTP_PROXY or ALL_PROXY, or '' by NO_PROXY."""
+  """Returns the proxy that the environment names for a URL, or ''.
+
+  It reads HTTPS_PROXY, HTTP_PROXY and ALL_PROXY, except for hosts in NO_PROXY.
+  """
   parts = urllib.parse.urlsplit(url)
   if urllib.request.proxy_bypass(parts.netloc.rpartition('@')[2]):
     return ''

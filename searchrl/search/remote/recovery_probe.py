@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A probe that repeats the largest failed load before a run goes on.
+"""A probe that repeats the largest failed load before a run continues.
 
-A server may answer one short query at once but never a whole turn: it may lack
-time or memory, or have a limit. A run that probed it with one query before each
-sampling would go on without searches. The largest load that failed is therefore
-kept, and a run waits until a server answers that load.
+A load is a list of tasks that are sent to a server at the same time. A server
+may answer one short query, but fail on the queries of a full turn: it may lack
+time or memory, or have a limit. A run that probed it with one query would then
+continue without searches. The largest load that failed is therefore kept, and a
+run waits until a server answers it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SHARE = 10  # one task in this many, or one alone, may fail by its own fault
 
 
 class Rehearsal:
-  """The largest load that failed, and its repetition; see this module."""
+  """Keeps the largest load that failed, and repeats it; see this module."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -32,7 +33,7 @@ class Rehearsal:
     self._failed: list[Any] = []
 
   def watch(self, answer: Answer, tasks: list[Any]) -> Sequence[Any]:
-    """Returns the answers to tasks; keeps the load if they fail together."""
+    """Returns the answers to tasks, and keeps the load if too many fail."""
     key = object()
     with self._lock:
       self._under_way[key] = tasks
@@ -69,6 +70,6 @@ class Rehearsal:
 
 
 def _has_failed(answers: Sequence[Any]) -> bool:
-  """Returns whether more tasks failed than can be due to their own content."""
+  """Returns whether more tasks failed than single bad tasks can explain."""
   failed = sum(isinstance(answer, SearchError) for answer in answers)
   return failed > max(1, len(answers) // _SHARE)

@@ -47,9 +47,10 @@ class Remote:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Sends equal queries once; blank ones find nothing and are not sent.
+    """Returns the results of queries, of which equal ones are sent once.
 
-    If a request and all its parts fail, their queries get its SearchError.
+    A blank query finds nothing and is not sent. If a request and all its parts
+    fail, their queries get its SearchError.
     """
     keys = [(query.top_k, query.text[:self._limits.query_chars])
             for query in queries]
@@ -68,7 +69,7 @@ class Remote:
         'search/remote/request_queries': self._size}
 
   def wait(self) -> None:
-    """Waits until a server answers, also to the largest load that has failed.
+    """Waits until a server answers, including the largest load that has failed.
 
     Raises:
       ConnectionError: No server answered within `pause_secs`, or one refuses.
@@ -79,7 +80,7 @@ class Remote:
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._answers))
 
   def _answers(self, keys: Sequence[_Key]) -> list[Passages | SearchError]:
-    """Returns the results of distinct queries in order, asked in parallel."""
+    """Returns the results of distinct queries, which are sent in parallel."""
     deadline = self._calls.deadline()
     texts_of = collections.defaultdict(list)
     for top_k, text in keys:
@@ -93,7 +94,7 @@ class Remote:
     return [results[key] for key in keys]
 
   def _chunks(self, texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the texts of each request, as many as the limits allow."""
+    """Yields the texts of each request, as many as the limits permit."""
     chunk: list[str] = []
     size = 0
     for text in texts:
@@ -131,9 +132,9 @@ class Remote:
 
   def _post(self, top_k: int, texts: list[str], deadline: float, is_half: bool
            ) -> list[Passages]:
-    """Makes one request; half of a failed request is tried once.
+    """Makes one request; half of a failed request is tried only once.
 
-    The time that it takes determines how many queries later requests may have.
+    The duration determines how many queries later requests may have.
     """
     start, count = self._calls.clock(), len(texts)
     try:
@@ -166,7 +167,8 @@ def remote(
   """Returns a search that asks servers.
 
   Args:
-    urls: Complete addresses, such as 'http://127.0.0.1:8000/retrieve'.
+    urls: Complete addresses, such as 'http://127.0.0.1:8000/retrieve'. Each
+      request goes to the server with the fewest requests in flight.
     batch: Largest number of queries per request.
     query_chars: Length to which longer queries are cut, since a server would
       reject them.
@@ -174,13 +176,14 @@ def remote(
     connections: Largest number of simultaneous requests of one call.
     token_env: Name of the environment variable whose value is sent as a bearer
       token; '': none is sent.
-    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    wiring: Arguments `clock`, `sleep` and `warn` of `transport.Transport`,
+      which tests replace.
     **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
     ValueError: An option is out of range, the variable is not set, or two
       servers search different corpora; see `replicas`.
-    TypeError: There is no such option.
+    TypeError: An option of `retries` is not a field of `RetryPolicy`.
   """
   transport.check_least(1, batch=batch, query_chars=query_chars,
                         response_bytes=response_bytes, connections=connections)

@@ -3,9 +3,9 @@
 """A check, at the start, that several search servers search the same files.
 
 Our servers publish at /health, beside /retrieve, the digest of their corpus and
-the fingerprint of their vector index. A server that publishes neither, as with
-other implementations, or that is not up yet cannot be compared and is trusted.
-So is a server that changes later.
+the fingerprint of their vector index. Some servers cannot be compared and are
+trusted: servers that publish neither, such as other implementations, and
+servers that are not up yet. A server that changes later is not checked again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def check(urls: Sequence[str], headers: Mapping[str, str]) -> None:
 
 
 def _about(client: http_request.Client, url: str) -> dict[str, str]:
-  """Returns the digests that a server publishes; {}: none, or it is not up."""
+  """Returns the digests that a server publishes; {} if there are none.
+
+  A server that is not up has none.
+  """
   root, slash, page = url.rpartition('/')
   if not slash or page != 'retrieve':
     return {}

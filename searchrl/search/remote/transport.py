@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP requests with deadlines, retries and a circuit breaker per server.
 
-A call has a deadline and a few tries. The circuit of a server that keeps
-failing opens: the server is not asked for a while. While all circuits are open,
-calls fail at once, and a run can wait until a server answers. Requests that
-fail together count as one failure, so that a turn of many requests does not
-open a circuit alone.
+A call has a deadline and a few tries. If a server keeps failing, its circuit
+opens: the server is not asked for a while. While all circuits are open, calls
+fail at once, and a run can wait until a server answers. Requests that fail at
+the same time count as one failure, so that a single turn with many requests
+does not open a circuit.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Server:
     return urllib.parse.urlsplit(self.url).netloc
 
   def settle(self, number: int, newest: int, *, failed: bool) -> None:
-    """Records an outcome; ignores failures begun before the last outcome."""
+    """Records an outcome; ignores failures that began before the last one."""
     self.busy -= 1
     if not failed:
       self.failures, self.open_until, self.settled = 0, None, newest
@@ -144,7 +144,7 @@ class Transport:
 
   def call(self, read: Callable[[bytes], T], *, body: bytes | None = None,
            fields: Mapping[str, str] | None = None) -> T | SearchError:
-    """Returns what `read` returns for a server's response, or a SearchError.
+    """Returns the result of `read` on a server's response, or a SearchError.
 
     Args:
       read: Function that parses the body of a response; raises Malformed.
@@ -265,7 +265,7 @@ class Transport:
         'tries', 'retries', 'failed_calls', 'pauses', 'servers_out')}
 
   def _back_off(self, attempt: int, failure: Failure, deadline: float) -> bool:
-    """Waits before another try; returns False if the deadline would pass."""
+    """Waits before another try. Returns False if the deadline would pass."""
     pause = self._policy.backoff_secs * 2**(attempt - 1)
     pause = max(pause * random.uniform(0.5, 1.5), failure.after_secs)
     if self.clock() + pause >= deadline:
@@ -276,7 +276,7 @@ class Transport:
   def _pick_server(self) -> tuple[_Server, int] | None:
     """Returns the least busy server, and the number of its request.
 
-    It is None if the circuits of all servers are open.
+    The result is None if the circuits of all servers are open.
     """
     with self._lock:
       now = self.clock()
@@ -313,20 +313,22 @@ class Transport:
 def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
                  wiring: Mapping[str, Any] | None, proxy: str = '',
                  **retries: Any) -> Transport:
-  """Returns a Transport that sends JSON, with a bearer token if one is named.
+  """Returns a Transport that sends JSON.
 
   Args:
-    urls: Complete addresses of the servers.
-    token_env: Name of the environment variable whose value is sent as the
+    urls: Complete addresses of the servers. Each request goes to the server
+      with the fewest requests in flight.
+    token_env: Name of the environment variable whose value is sent as a bearer
       token; '': none is sent.
     response_bytes: Largest size of a response; a longer one is an error.
-    wiring: The clock, sleep and warn of `Transport`; for tests.
+    wiring: Arguments `clock`, `sleep` and `warn` of `Transport`, which tests
+      replace.
     proxy: Address of the proxy; '' for none.
     **retries: Fields of `RetryPolicy`.
 
   Raises:
     ValueError: An option is out of range, or the variable is not set.
-    TypeError: There is no such option.
+    TypeError: An option of `retries` is not a field of `RetryPolicy`.
   """
   headers = {'Content-Type': 'application/json', 'User-Agent': 'searchrl'}
   if token_env:
@@ -338,7 +340,7 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
 
 
 def check_least(least: int, **options: float) -> None:
-  """Raises a ValueError that names an option of the search below `least`."""
+  """Raises a ValueError if an option of the search is below `least`."""
   for name, value in options.items():
     if not value >= least:
       raise ValueError(
@@ -346,7 +348,7 @@ def check_least(least: int, **options: float) -> None:
 
 
 def _check_urls(urls: Sequence[str]) -> None:
-  """Raises a ValueError unless these are HTTP addresses without passwords."""
+  """Raises a ValueError unless all are HTTP addresses without passwords."""
   if not urls or isinstance(urls, str):
     raise ValueError(
         f'search.options.urls must be a tuple of addresses, but is {urls!r}. '

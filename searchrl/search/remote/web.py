@@ -45,7 +45,10 @@ class Web:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Sends equal queries once; blank ones find nothing and are not sent."""
+    """Returns the results of queries, of which equal ones are sent once.
+
+    A blank query finds nothing and is not sent.
+    """
     keys = list(dict.fromkeys(
         (q.text, q.top_k) for q in queries if q.text.strip() and q.top_k > 0))
     results = dict(zip(keys, self._threads.map(self._answer, keys)))
@@ -80,7 +83,7 @@ class Tape:
 
   Args:
     path: Path of the file.
-    repair: Whether that last line is removed, so that lines can be appended.
+    repair: Flag that removes such a last line, so that lines can be appended.
 
   Raises:
     ValueError: A line is not such an object.
@@ -131,7 +134,8 @@ def web(
     connections: Largest number of simultaneous requests.
     proxy: Address of an HTTP proxy; '' for that of the environment
       (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY), 'none' for no proxy.
-    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    wiring: Arguments `clock`, `sleep` and `warn` of `transport.Transport`,
+      which tests replace.
     **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
@@ -199,7 +203,7 @@ def read_results(body: bytes, top_k: int) -> Passages:
 
 
 def _passage(item: Any) -> Passage:
-  """Returns the passage of a result; the service gives no score, so it is 0."""
+  """Returns the passage of a result; its score is 0, as there is none."""
   if not isinstance(item, dict):
     raise Malformed('a result must be an object.')
   title = item.get('title', item.get('question', 'No title.'))
@@ -214,7 +218,10 @@ def _passage(item: Any) -> Passage:
 
 
 def _recorded(line: bytes, place: str) -> tuple[_Key, Passages]:
-  """Returns the query, top_k and passages of a line; errors name `place`."""
+  """Returns the query, top_k and passages of a recorded line.
+
+  `place` is the name of the line in errors, such as 'line 3 of web.jsonl'.
+  """
   try:
     match json.loads(line):
       case {'query': str(text), 'top_k': int(top_k), 'passages': list(items)}:

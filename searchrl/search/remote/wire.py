@@ -6,8 +6,8 @@ r"""Search-R1's `/retrieve` protocol: queries and passages to bytes, and back.
   {"result": [[{"document": {"id": "7", "contents": "\"Title\"\ntext"},
                 "score": 0.8}, ...], ...]}
 
-The result has one list per query, best first. Without scores, the lists contain
-the documents alone. A message that breaks the protocol is refused as a whole.
+The result has one list per query, best first. If scores are not requested, the
+lists contain the documents only. A message that breaks the protocol is refused.
 
 Source: Jin et al. 2025, Search-R1, arXiv:2503.09516, and its server's API.
 """
@@ -65,7 +65,7 @@ def write_request(queries: Sequence[str], top_k: int) -> bytes:
 
 
 def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
-  """Reads a request; if topk is absent or 0, the default holds.
+  """Reads a request. If topk is absent or 0, the default is used.
 
   Raises:
     Malformed: The body is not such a request.
@@ -173,7 +173,7 @@ def _document(passage: Passage) -> dict[str, str]:
 
 
 def _read(body: bytes) -> Any:
-  """Reads JSON; integers of more than 64 bits may become floats."""
+  """Reads JSON. Integers of more than 64 bits may become floats."""
   try:
     return orjson.loads(body)
   except orjson.JSONDecodeError:  # a lone surrogate, or a number like NaN
