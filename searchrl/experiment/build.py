@@ -131,7 +131,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
 
 
 def _depends_on_num_steps(config) -> bool:
-  """Returns whether results of a step depend on train.num_steps."""
+  """Returns whether a step's results depend on train.num_steps."""
   return searches.spec(config.search).depends_on_num_steps or any(
       options.get('schedule', 'constant') != 'constant'
       and not options.get('total_steps')
@@ -148,7 +148,7 @@ def _data(config, folder: pathlib.Path, admit: questions_lib.Admit) -> tuple[
 
 
 def stream(config, data: datasets.Dataset) -> questions_lib.Stream:
-  """Returns the stream of the training questions, as config.data says."""
+  """Returns the stream of training questions that config.data describes."""
   return questions_lib.stream(
       data.files or [data.questions], seed=config.seed, mix=config.data.mix,
       weights=config.data.weights,
@@ -157,7 +157,7 @@ def stream(config, data: datasets.Dataset) -> questions_lib.Stream:
 
 
 def _warn_of_outcome(config, recipe: algorithms.Algorithm) -> None:
-  """Warns if a filter reads an outcome that is not the user's own reward."""
+  """Warns if a filter reads an outcome that is not the user's reward."""
   if recipe.keep is not algorithms.keep_all and (
       config.outcome != config.reward
       and not config.reward.startswith('searchrl.')):
@@ -202,7 +202,7 @@ def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
 
 
 def evaluation_judge(config) -> scoring.Scorer | None:
-  """Returns the judge of config.evaluate.judge; None without one.
+  """Returns the judge of config.evaluate.judge, or None if it is not set.
 
   Raises:
     ValueError: The judge cannot be used.
@@ -224,7 +224,7 @@ def evaluation_judge(config) -> scoring.Scorer | None:
 
 
 def _turn_reward(config) -> scoring.TurnReward | None:
-  """Returns the function of config.turn_reward; None without one."""
+  """Returns the function of config.turn_reward, or None if it is not set."""
   if not config.get('turn_reward'):
     return None
   reward = plugins.bind(
@@ -256,7 +256,7 @@ def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
 
 
 def rounds(rollout: Any) -> collect.Rounds:
-  """Returns the options for sampling questions, from config.rollout."""
+  """Returns the options of config.rollout for sampling questions."""
   return collect.Rounds(
       rollout.questions_per_step, rollout.group_size, rollout.max_rounds,
       rollout.stop_when_full, rollout.temperature,
@@ -278,7 +278,7 @@ def train_set(config, folder: pathlib.Path, *,
 
 
 def world(config) -> datasets.WorldOptions:
-  """Returns the options of generated worlds, from config.world."""
+  """Returns the options of config.world for generated worlds."""
   return datasets.WorldOptions(**config.world)
 
 
@@ -339,7 +339,7 @@ def supervised_learner(config, shape, mesh, attention_options, *, rows: int,
     shape: Shape of the model.
     mesh: Mesh of the devices.
     attention_options: Arguments from `attend`.
-    rows: Largest number of documents of an update.
+    rows: Maximum number of documents of an update.
     updates: Number of updates.
   """
   lora = config.model.lora
@@ -350,7 +350,10 @@ def supervised_learner(config, shape, mesh, attention_options, *, rows: int,
 
 
 def tested_attention(config, shape, mesh) -> str:
-  """Returns the attention of whole rows by name; the first process tests it."""
+  """Returns the name of the attention for whole rows, after its test.
+
+  The first process runs the test.
+  """
   heads, ways = shape.num_key_value_heads, mesh.shape['tensor']
   tensor = 1 if heads % ways else ways
   rows = -(-(config.learner.microbatch_rows or 2) // meshes.ways(
@@ -374,7 +377,7 @@ def tested_attention(config, shape, mesh) -> str:
 
 
 def attend(config, name: str, mesh) -> dict[str, Any]:
-  """Returns the learner's arguments for an attention, given its name."""
+  """Returns the learner's arguments for the attention with a name."""
   return dict(attend=functools.partial(
       attention.causal, implementation=name,
       block=config.model.attention_block or None,
@@ -383,13 +386,13 @@ def attend(config, name: str, mesh) -> dict[str, Any]:
 
 
 def beside_job(config, name: str) -> dict[str, Any]:
-  """Returns what a function beside the config's job returns; {} without one.
+  """Returns the result of a function in the module of the config's job.
 
-  The module of a job that trains several models has two functions of the
-  config: `trainings` returns the config of each training by its name, and
-  `examples` the text of a first message by the name of the training. A job
-  whose phases need different memory has `phases`, which returns the config of
-  each.
+  If the job's module has no such function, the result is {}. The module of a
+  job that trains several models has two functions of the config: `trainings`
+  returns the config of each training by its name, and `examples` the text of a
+  first message by the name of the training. A job whose phases need different
+  memory has `phases`, which returns the config of each.
 
   Args:
     config: Config, perhaps with a job.

@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a config: of its fields' ranges, and of several fields together.
+"""Checks of a config: of its fields' ranges, and of combinations of fields.
 
-The checks that called functions make by themselves are not repeated here.
+Checks that the called functions make themselves are not repeated here.
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ def _check_optimizer(path: str, group: Mapping[str, Any], updates: int) -> None:
 
 
 def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
-  """Raises a ValueError if an engine may answer after the search's time-out."""
+  """Raises a ValueError if an engine may answer after the search's timeout."""
   secs = spec.deadline_secs(rollout.max_num_seqs)
   if secs >= rollout.search_timeout_secs:
     raise ValueError(
@@ -102,7 +102,7 @@ def _check_joint(spec: engines.Spec, rollout: Any) -> None:
 
 
 def check_questions(config) -> None:
-  """Raises an error unless the question files exist and have valid weights.
+  """Raises an error unless the question files exist with valid weights.
 
   Raises:
     ValueError: Names or weights do not match the files.
@@ -123,7 +123,10 @@ def check_questions(config) -> None:
 
 
 def check_worlds(config) -> None:
-  """Raises a ValueError if questions ask for knowledge that worlds lack."""
+  """Raises a ValueError if questions ask for common knowledge without it.
+
+  Common knowledge is a part of a generated world; see `world.facts`.
+  """
   data = config.data
   judged = data.get('evaluate', '')
   if config.world.common or data.get('train') and judged != datasets.WORLDS:
@@ -255,14 +258,15 @@ def check_supervised(config) -> None:
 
 
 def truncation_of(rollout: Any) -> sampling.Truncation:
-  """Returns the truncation of sampling (top_k, top_p, min_p) in a config."""
+  """Returns a config's truncation of sampling: top_k, top_p and min_p."""
   return sampling.Truncation(rollout.top_k, rollout.top_p, rollout.min_p)
 
 
 def check_training_data(config) -> None:
   """Raises a ValueError if a run has no questions to train on.
 
-  A config with a real model generates no questions. It uses the paper's data.
+  If a config with a real model names no data, it uses the paper's data, and
+  does not generate questions.
   """
   if not config.data.train and not any(config.data.per_hop):
     raise ValueError(

@@ -1,6 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fingerprints: the data, index, model, prompt and code behind a score."""
+"""Fingerprints: digests of all that a score depends on.
+
+These are the data, the index, the model, the prompt and the code.
+"""
 
 from collections.abc import Sequence
 import hashlib
@@ -20,21 +23,21 @@ from searchrl.trajectory import Question
 
 
 def of(facts: Any) -> str:
-  """Returns a digest, of twelve hexadecimal digits, of what JSON can hold."""
+  """Returns a digest, of twelve hex digits, of values that JSON can hold."""
   return _digest(json.dumps(facts, sort_keys=True).encode())
 
 
 def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
           search: Any, run: str) -> dict[str, Any]:
-  """Returns the facts that an evaluation depends on.
+  """Returns a description of all that an evaluation's scores depend on.
 
   Args:
     config: Config of the evaluation.
     sampler: Sampler of the model.
     sets: Sets of questions.
-    search: Description of what is searched; see `search.describe`.
+    search: Description of the searched data; see `search.describe`.
     run: Run whose checkpoint is evaluated, as in `policy.parse_run`. '': the
-      model itself.
+      model of the config.
   """
   dialogue = sampler.dialogue
   return {
@@ -48,7 +51,7 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
 
 
 def _judge(evaluate: Any) -> dict[str, Any]:
-  """Returns the judge of an evaluation; {} without one."""
+  """Returns a description of an evaluation's judge; {} if it has none."""
   judge = evaluate.get('judge')
   return {'judge': judge.to_dict()} if judge and judge.name else {}
 
@@ -77,7 +80,7 @@ def _model(config: Any, run: str) -> dict[str, Any]:
 
 
 def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
-  """Returns the share of each set's questions that a run was trained on.
+  """Returns the fraction of each set's questions that a run was trained on.
 
   A run without data files was trained on the questions that it generated. The
   result is {} if the files do not exist any more.

@@ -37,7 +37,7 @@ class Verdict:
 
   @property
   def rolls_back(self) -> bool:
-    """True if the run must go back to an earlier checkpoint."""
+    """True if the run must return to an earlier checkpoint."""
     return self.action == ROLLBACK
 
   @property
@@ -62,7 +62,7 @@ class Guards:
     self.forget()
 
   def forget(self) -> None:
-    """Reads the metrics again, from which steps may have been removed."""
+    """Reads the metrics file again, from which steps may have been removed."""
     file = self._folder / metrics.FILE
     self._lines = [line for line in (
         metrics.read(file) if processes.is_first() and file.exists() else ())
@@ -72,7 +72,7 @@ class Guards:
     """Returns whether to omit the update of a step, and prints the reason.
 
     Args:
-      values: Metrics of what was sampled, equal on all processes.
+      values: Metrics of the step's rollouts, equal on all processes.
     """
     limits = {name: self._limits[name] for name, action in
               self._actions.items() if action == SKIP}
@@ -88,7 +88,7 @@ class Guards:
 
     Args:
       progress: Progress after the step.
-      values: Metrics of the step, as they are written.
+      values: Metrics of the step.
 
     Raises:
       ValueError: The run must end.
@@ -108,9 +108,10 @@ class Guards:
     return verdict
 
   def remember_collapse(self, progress: Progress, verdict: Verdict) -> Progress:
-    """Returns the progress with the checkpoint to keep at a collapse's start.
+    """Returns the progress, in which the checkpoint before a collapse is noted.
 
-    At the first alert of a late rule, it records the newest trusted checkpoint.
+    This is done at the first alert of a rule that notices a collapse late. The
+    checkpoint is the newest trusted one.
     """
     if not verdict.is_late or progress.collapsing:
       return dataclasses.replace(progress, collapsing=verdict.is_late)
@@ -172,5 +173,5 @@ def check(options: Any) -> None:
 
 
 def _was_finite(lines: Sequence[Mapping[str, float]], name: str) -> bool:
-  """Returns whether the last line but one has a finite value of a metric."""
+  """Returns whether a metric was finite in the step before the last."""
   return len(lines) > 1 and math.isfinite(lines[-2].get(name, math.nan))

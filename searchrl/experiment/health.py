@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health of a run: validation, silent steps, guards and rollbacks.
 
-The loop asks `Health` before and after each step. `guards` has the decisions of
-guards, and `rollbacks` makes rollbacks that survive a kill.
+A step is silent if all outcomes in each of its groups are equal, so that
+nothing is learned. The loop calls `Health` before and after each step. `guards`
+makes the decisions, and `rollbacks` makes rollbacks that survive a kill.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ Validate = Callable[[Any, int], float | None]  # state, step -> a score
 
 
 class Health:
-  """A monitor of the steps of a run, which the loop asks what to do.
+  """A monitor of a run's steps, which tells the loop what to do.
 
   Its `guards` decide about alerts.
 
@@ -33,9 +34,9 @@ class Health:
     config: Config whose `train`, `guards` and `evaluate` are read.
     folder: Directory of the run.
     writer: Writer of the metrics.
-    validate: Function that evaluates the state of a step and returns a score,
-      if it can.
-    heartbeat: Watchdog that is told what the run is doing.
+    validate: Function that evaluates the state of a step, and returns a score
+      or None.
+    heartbeat: Watchdog, which is notified of each activity of the run.
   """
 
   def __init__(self, config: Any, folder: pathlib.Path,
@@ -46,13 +47,13 @@ class Health:
     self.guards = guards.Guards(config.guards, folder)
 
   def begin_step(self, progress: Progress) -> None:
-    """Raises a ValueError after too many steps that taught nothing."""
+    """Raises a ValueError after too many silent steps."""
     check_not_silent(progress, self._config.train)
     self._heartbeat.beat(f'step {progress.step + 1}')
 
   def count_silent(self, algorithm: algorithms.Algorithm, progress: Progress,
                    values: Mapping[str, float]) -> Progress:
-    """Counts steps whose outcomes are all alike, and warns of them."""
+    """Counts consecutive silent steps, and warns of them."""
     if algorithm.min_group_size > 1:
       silent = values['data/frac_group_mixed'] == 0
     else:  # the algorithm has no group baseline
@@ -79,7 +80,7 @@ class Health:
     return dataclasses.replace(progress, best=(step, score))
 
   def roll_back(self, progress: Progress, verdict: guards.Verdict) -> None:
-    """Goes back to the checkpoint that `loop.restore` then finds."""
+    """Rolls the run back to a checkpoint, which `loop.restore` then finds."""
     step = processes.on_first(
         'to', lambda: self.guards.before(progress.step, verdict))
     processes.say(f'Step {progress.step} is rolled back to the checkpoint of '
@@ -88,7 +89,7 @@ class Health:
         self._folder, progress, step, verdict.text))
 
   def forget_after(self, progress: Progress) -> None:
-    """Drops metrics and evaluations of the steps after a restored one."""
+    """Deletes metrics and evaluations of the steps after a restored step."""
     self._writer.truncate(progress.step)
     self.guards.forget()
     processes.on_first(
@@ -96,28 +97,25 @@ class Health:
 
 
 def is_done(progress: Progress, options: Any) -> bool:
-  """Returns whether a run has reached its end; options: config.train."""
+  """Returns whether a run has reached its end, given config.train."""
   return (progress.step >= options.num_steps or
           0 < options.max_rollouts <= progress.rollouts)
 
 
 def is_silent(progress: Progress, options: Any) -> bool:
-  """Returns whether `train.stop_after` steps in a row taught nothing."""
+  """Returns whether the last `train.stop_after` steps were silent."""
   return 0 < options.stop_after <= progress.silent_steps
 
 
 def forget_after(step: int, folder: pathlib.Path) -> None:
-  """Deletes evaluations of steps after a restored one, which run again."""
+  """Deletes evaluations of steps after a restored one; they will run again."""
   for path in (folder / 'evaluation').glob(f'{DURING}*'):
     if int(path.name.removeprefix(DURING)) > step:
       shutil.rmtree(path)
 
 
 def check_not_silent(progress: Progress, options: Any) -> None:
-  """Raises a ValueError after too many steps in a row that taught nothing.
-
-  A step teaches nothing if its outcomes are all alike within their groups.
-  """
+  """Raises a ValueError if the last `train.stop_after` steps were silent."""
   if is_silent(progress, options):
     raise ValueError(
         f'the last {progress.silent_steps} steps, up to step {progress.step}, '
@@ -128,7 +126,7 @@ def check_not_silent(progress: Progress, options: Any) -> None:
 
 
 def _warn_of_silence(steps: int, values: Mapping[str, float]) -> None:
-  """Warns that outcomes were alike for some steps, with cause and remedy."""
+  """Warns of consecutive silent steps, with the cause and a remedy."""
   cause, remedy = ('is 0', 'Start from a model that is right now and then, ask '
                    'easier questions, or raise rollout.group_size; with a '
                    'reward of your own see config.outcome, too')

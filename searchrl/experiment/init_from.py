@@ -3,8 +3,8 @@
 """train.init_from: starts a run from another run's policy.
 
 The policy is first exported to the directory of the new run, and always read
-from there. A resume needs it as the reference, or to merge adapters with, and
-the other run's checkpoints may be gone by then.
+from there. A resumed run needs it as the reference policy, or to merge adapters
+into it, and the other run's checkpoints may have been deleted by then.
 """
 
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def _export(config, folder: pathlib.Path, sampler: Sampler,
 def _with_critic(state: dict[str, Any], note: dict[str, Any]) -> dict[str, Any]:
   """Returns the state with the critic of the run that `note` names.
 
-  Returns it unchanged if the state or that run has no critic.
+  The state is unchanged if it or that run has no critic.
   """
   if 'critic' not in state or not note['critic']:
     return state

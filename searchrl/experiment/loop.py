@@ -51,9 +51,9 @@ class Source:
   """A source of the groups of each step.
 
   Attributes:
-    take: Returns the groups of a step.
-    settled: Returns the progress that a checkpoint may hold.
-    restart: Drops the rollouts that are in flight.
+    take: Function that returns the groups of a step.
+    settled: Function that returns the progress to save in a checkpoint.
+    restart: Function that drops the rollouts that are in flight.
   """
 
   take: Take
@@ -63,7 +63,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-  """Data that an update saw: the arguments of `records.write_learned`.
+  """Data that an update used: the arguments of `records.write_learned`.
 
   Attributes:
     trajectories: Trajectories in the order of the batch's rows.
@@ -87,7 +87,7 @@ class StepResult:
     progress: Progress of the run after the step.
     metrics: Metrics of the step.
     trajectories: All trajectories that were sampled.
-    learned: What the update saw; None without an update.
+    learned: Data that the update used; None if there was no update.
   """
 
   state: Any
@@ -143,13 +143,14 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
     state: State of the learner.
     progress: Progress of the run.
     writer: Writer of the metrics.
-    validate: Function that is called every `evaluate.every` steps but the last,
-      before the step is saved: what is restored has been validated. Returns a
-      score, if it can.
+    validate: Function that is called every `evaluate.every` steps, except at
+      the end. It is called before the step is saved, so that every restored
+      step has been validated. It returns a score or None.
 
   Raises:
-    Stopped: A signal ended the loop; what was done is saved.
-    ValueError: Too many steps taught nothing, or a guard ends the run.
+    Stopped: A signal ended the loop. All finished steps are saved.
+    ValueError: Too many steps were silent (see `health`), or a guard ends the
+      run.
   """
   options, timer, stopping = config.train, progress_lib.Timer(_SAID), False
   with (signals.StopRequest(_log_stop) as stop,
@@ -205,8 +206,8 @@ def step(experiment: Experiment, config, take: Take, state: Any,
     state: State of the learner; it is donated.
     progress: Progress of the run.
     timer: Timer of the phases.
-    skips: Function that says, given the metrics of what was sampled, whether
-      the update is left out.
+    skips: Function from the metrics of the rollouts to True if the update must
+      be omitted.
   """
   learner = experiment.learner
   with timer('gen'):
@@ -236,7 +237,10 @@ def step(experiment: Experiment, config, take: Take, state: Any,
 
 def rollouts(experiment: Experiment, config
             ) -> contextlib.AbstractContextManager[Source]:
-  """Returns the source of a step's groups: rollouts before it or beside it."""
+  """Returns the source of a step's groups.
+
+  It samples either before each step, or in a thread beside the training.
+  """
   sampler = experiment.sampler
   collected = functools.partial(
       collect.collect, sampler, draw=experiment.stream.draw,
@@ -259,7 +263,7 @@ def _open(source: asynchronous.AsyncRollouts):
 
 def with_lr_scale(experiment: Experiment, config, progress: Progress
                  ) -> Experiment:
-  """Returns the experiment at the learning rate that rollbacks have left."""
+  """Returns the experiment with the learning rate after its rollbacks."""
   scale = config.guards.rollback_rate ** progress.rollbacks
   return dataclasses.replace(
       experiment, learner=experiment.learner.with_lr_scale(scale))
@@ -278,7 +282,7 @@ def _rolled_back(experiment: Experiment, config, folder: pathlib.Path,
 
 def _record(folder: pathlib.Path, writer: metrics.Writer, result: StepResult,
             values: dict[str, float]) -> None:
-  """Writes a step's metrics, its trajectories and what it learned from them."""
+  """Writes a step's metrics, its trajectories and the data of its update."""
   writer.write(result.progress.step, values)
   if not processes.is_first():
     return
@@ -308,7 +312,7 @@ def _progress_bar(progress: Progress, options: Any) -> Iterator[
 
 
 def _is_due(progress: Progress, options: Any) -> bool:
-  """Returns whether a step is saved."""
+  """Returns whether a checkpoint is saved after this step."""
   is_best = progress.best is not None and progress.best[0] == progress.step
   return (progress.step % options.checkpoint_every == 0
           or health_lib.is_done(progress, options)
@@ -317,7 +321,7 @@ def _is_due(progress: Progress, options: Any) -> bool:
 
 
 def _pinned(progress: Progress, options: Any) -> list[int]:
-  """Returns the steps of checkpoints that are kept besides the newest."""
+  """Returns the steps of checkpoints that are kept besides the newest one."""
   best = [progress.best[0]] if options.keep_best and progress.best else []
   before = [] if progress.before_collapse is None else [
       progress.before_collapse]

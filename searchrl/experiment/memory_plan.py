@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that a config needs: bytes per device, by what they hold.
+"""The memory that a config needs: bytes per device, for each kind of content.
 
 Nothing is allocated and no weights are read. The sizes of arrays follow from
-shapes and shardings, and that of the update from the compiler, if there is one
-for the device, or from an estimate, which is marked as one. For each way to
-split the weights in rollouts, the plan has a lower bound of the time per token.
+shapes and shardings. The size of the update comes from the compiler, if there
+is one for the device. Otherwise it is an estimate, and is marked as such. For
+each way to split the weights in rollouts, the plan has a lower bound of the
+time per token.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _PROCESS = 0.9 * GIB
 
 
 class Update(NamedTuple):
-  """Bytes per device of training, or of the parameters where none is done."""
+  """Bytes per device of training; without training, those of the parameters."""
 
   holds: dict[str, float]  # bytes held all the time, by what they are
   bytes: float = 0  # further bytes during an update; 0: there is none
@@ -64,7 +65,7 @@ class Update(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Bytes per device, by what they hold."""
+  """Bytes per device, for each kind of content."""
 
   devices: str
   available: float  # bytes of memory
@@ -83,7 +84,7 @@ class Plan:
     return self.peak_with(self.engine)
 
   def peak_with(self, engine: Engine) -> float:
-    """Returns the peak of the bytes, if rollouts used this engine."""
+    """Returns the largest number of bytes if rollouts used this engine."""
     chosen = self.engine
     return (sum(self.holds.values()) + engine.cache - chosen.cache
             + engine.frozen - chosen.frozen + max(
@@ -101,7 +102,10 @@ class Plan:
 
   @property
   def fastest(self) -> Engine | None:
-    """Engine with the least time among those that fit; None without rates."""
+    """Engine with the shortest time among those that fit.
+
+    It is None if the device's rates are unknown.
+    """
     fitting = [engine for engine in self.engines if self.has_room_for(engine)]
     return min(fitting, key=lambda engine: engine.secs(self.kind),
                default=None) if self.kind.bandwidth else None
@@ -135,15 +139,16 @@ def make(config) -> Plan:
 
 
 def chosen(config) -> Any:
-  """Returns the config with its slots and its remat by the memory there is.
+  """Returns the config with slots and remat that fit into the memory.
 
-  A choice is the fastest that fits by the estimates, with a tenth of the update
-  to spare, and is printed:
+  Each choice is the fastest that fits by the estimates, with a tenth of the
+  update to spare. Choices are printed:
 
-  - rollout.max_num_seqs, if nothing sets it and the devices are no CPU: for
-    each copy of the weights 256, or what a step needs, or half as many until
-    the search engine answers so many queries in time, and until they fit beside
-    an update with the least remat, but not below 16 for want of room.
+  - rollout.max_num_seqs, if it is unset and the devices are not CPUs. For each
+    copy of the weights it is 256, or the number of samples of a step if that is
+    smaller. It is halved until the search engine answers so many queries in
+    time, and until the slots fit beside an update with the least memory. A lack
+    of memory never makes it smaller than 16.
   - learner.remat, if it is 'auto', and then learner.microbatch_rows, if it is
     0: two rows per device if they fit and a batch has many of them, else one.
   """
@@ -165,7 +170,7 @@ def chosen(config) -> Any:
 
 
 def _slots_follow(config) -> bool:
-  """Returns whether the number of slots follows the memory."""
+  """Returns whether the number of slots is chosen by the memory."""
   return bool({'learner', 'rejection'} & {*config}) and (
       'rollout.max_num_seqs' in dict(rules.unset(config))) and (
       bool(config.plan.devices) or jax.default_backend() != 'cpu') and (
@@ -173,7 +178,7 @@ def _slots_follow(config) -> bool:
 
 
 def _slots(config) -> int:
-  """Returns the number of slots that `chosen` takes, over all copies."""
+  """Returns the number of slots that `chosen` sets, over all copies."""
   trial, ways, size = _trial(config)
   if 'learner' in config and config.learner.remat == 'auto':
     trial.learner.update(
@@ -193,7 +198,7 @@ def _slots(config) -> int:
 
 
 def _remat(config) -> tuple[str, int]:
-  """Returns the remat and the rows of a micro-batch that `chosen` takes."""
+  """Returns the remat and the rows of a micro-batch that `chosen` sets."""
   trial, ways, _ = _trial(config)
   documents = rows_of(config) // config.learner.get('minibatches', 1)
   for remat, each in itertools.product(_REMATS, (2, 1)):
@@ -207,7 +212,10 @@ def _remat(config) -> tuple[str, int]:
 
 
 def _trial(config) -> tuple[Any, int, int]:
-  """Returns a config to try choices in, the rows' ways, and the devices."""
+  """Returns a copy of the config for trials, and two numbers.
+
+  They are the number of ways in which rows are split, and of devices.
+  """
   trial = copy.deepcopy(config)
   trial.unlock()
   trial.plan.compile = False
@@ -222,7 +230,7 @@ def _has_room(plan: Plan) -> bool:
 
 def _rollouts(config, shape, mesh, kind
              ) -> tuple[Engine, tuple[Engine, ...], dict[str, float]]:
-  """Returns the config's engine, the possible ones, and the bytes they hold."""
+  """Returns the config's engine, all possible engines, and bytes by content."""
   if 'rollout' not in config:
     return rollout_memory.NONE, (), {}
   a_process = min(kind.a_process, mesh.size)
@@ -244,7 +252,10 @@ def _rollouts(config, shape, mesh, kind
 
 
 def resolved(config) -> Any:
-  """Returns the config with its lengths, if the model has a tokenizer."""
+  """Returns the config with the lengths that the tokenizer determines.
+
+  Without a tokenizer, it returns the config unchanged.
+  """
   if not {'rollout', 'learner', 'dialogue'} <= {*config}:
     return config
   folder = pathlib.Path(config.model.path or policy.TINY_BASE)
@@ -258,8 +269,8 @@ def shape_folder(path: str) -> str:
   """Returns a directory with a model's config.json; weights are not needed.
 
   Args:
-    path: Path of a directory, or a hub id. The shapes of the named models
-      are shipped, for machines that have not fetched them.
+    path: Path of a directory, or a hub id. The config.json of models that the
+      library names are included in it, so that no download is needed.
   """
   import huggingface_hub  # slow to import
   shipped = SHAPES / path / 'config.json'
@@ -271,7 +282,7 @@ def shape_folder(path: str) -> str:
 
 
 def rows_of(config) -> int:
-  """Returns the largest number of trajectories or documents in a batch."""
+  """Returns the maximum number of trajectories or documents in a batch."""
   if 'rejection' in config:
     return config.rejection.questions_a_round * config.rejection.samples
   if 'rollout' in config:
@@ -282,7 +293,7 @@ def rows_of(config) -> int:
 def _devices(config):
   """Returns the kind of device, a mesh and a name.
 
-  The mesh is of real devices, of devices to compile for, or abstract.
+  The mesh has real devices, devices to compile for, or abstract devices.
   """
   if not config.plan.devices:
     local = jax.devices()
@@ -303,7 +314,7 @@ def _host_memory() -> int:
 
 
 def _update(config, shape, mesh, kind) -> Update:
-  """Returns the bytes of a training; of a config without one, the policy's."""
+  """Returns the bytes of training; without training, those of the policy."""
   if 'learner' not in config:
     dtype = config.model.dtype
     return Update({f'policy, {dtype}': rollout_memory.bytes_on(
@@ -349,7 +360,7 @@ def learner_of(config, shape, mesh, kind) -> tuple[learners.Learner, str]:
 
 
 def _holds(config, shape, learner, mesh) -> dict[str, float]:
-  """Returns the bytes of the learner's arrays, by what they hold."""
+  """Returns the bytes of the learner's arrays, for each kind of content."""
   state = learner.train_step.abstract_state()
   holds = {}
   for network, trained in state.items():

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The card of a model that a run exported: how it was made, and its scores."""
+"""The model card of an exported policy: how it was trained, and its scores."""
 
 import json
 import pathlib
@@ -21,8 +21,8 @@ def write(model: pathlib.Path, run: pathlib.Path, step: int) -> None:
   Args:
     model: Directory of the model, with its other files.
     run: Directory of the run that trained it.
-    step: Step of the policy in the model. Its scores are in the card if the
-      run was evaluated at this step.
+    step: Step of the exported policy. The card has its scores if the run was
+      evaluated at this step.
   """
   config = policy.recorded(run)
   progress = checkpoint.extra(run / 'checkpoints', step)
@@ -38,7 +38,7 @@ def write(model: pathlib.Path, run: pathlib.Path, step: int) -> None:
 
 
 def _limits(config: dict[str, Any]) -> list[str]:
-  """Returns lines about what the scores do not say."""
+  """Returns lines about the limits of what the scores show."""
   data = config.get('data', {})
   lines = ['The scores are of the questions, the search engine and the budgets '
            'above, and of', 'one seed. With others they may be lower. Answers '

@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Defaults that follow the model and the data: dialogue, lengths and slots.
+"""Defaults that depend on the model and the data: dialogue, lengths and slots.
 
-The numbers of configs/common.py are those of the tiny bases. For any other
-model, the fields here that nothing has set are chosen before anything is built:
-from the longest prompt of the questions, from the passages of the corpus, and
-from the device. docs/data.md has the rules.
+The numbers of configs/common.py suit the tiny bases, which are small models
+that the library includes. For any other model, unset fields are chosen before
+anything is built: from the longest prompt of the questions, from the passages
+of the corpus, and from the device. docs/data.md has the rules.
 """
 
 from collections.abc import Callable, Iterator
@@ -62,17 +62,20 @@ _SMALL = 10**9  # parameters of a model that is tuned at a high rate
 
 def resolved(config, folder: pathlib.Path | None = None, *,
              trains: bool = False, devices: str = '') -> Any:
-  """Returns a copy of a config whose unset fields follow its model and data.
+  """Returns a copy of a config whose unset fields suit its model and data.
 
-  The dialogue is filled in for every model. The numbers change for models other
-  than the tiny bases. A run that has begun keeps what it has recorded.
+  The dialogue is filled in for every model. Numbers are chosen only for models
+  other than the tiny bases. A run that was started before keeps the values in
+  its recorded config.
 
   Args:
     config: Config of a job with a model, a dialogue and rollouts.
-    folder: Directory of the run, if it may have begun.
-    trains: True if the job trains. Its learning rate then follows the model,
-      and `memory_plan.chosen` chooses its slots on accelerators.
-    devices: Devices of `config.plan.devices`. '': those of this machine.
+    folder: Directory of the run. None: the job has no directory, so that there
+      is no recorded config.
+    trains: True if the job trains. The learning rate is then chosen, too. On
+      accelerators, `memory_plan.chosen` later chooses the number of slots.
+    devices: Value of `config.plan.devices`, such as the devices of another
+      machine; '': the devices of this machine.
 
   Raises:
     FileNotFoundError, ValueError: The model, the questions or the corpus cannot
@@ -111,9 +114,10 @@ def resolved(config, folder: pathlib.Path | None = None, *,
 
 def unset_of_tuning(config, folder: pathlib.Path, path: str
                    ) -> dict[str, rules.Field]:
-  """Returns the fields of configs/sft.py that are to follow model and data.
+  """Returns the unset fields of configs/sft.py that depend on model and data.
 
-  These are none for the tiny bases. A run that has begun gets what it recorded.
+  For the tiny bases there are none. For a run that was started before there
+  are none either: its fields get the recorded values.
   """
   past = policy.recorded(folder)
   unset = {name: field for name, field in rules.unset(config)
@@ -126,8 +130,7 @@ def unset_of_tuning(config, folder: pathlib.Path, path: str
 def follow_in_tuning(unset: dict[str, rules.Field], config,
                      shape: transformer.TransformerConfig, longest: int
                     ) -> None:
-  """Sets fields of configs/sft.py by the model and the longest conversation.
-  """
+  """Sets fields of configs/sft.py by the model and longest conversation."""
   if not unset:
     return
   most = _MOST_ON_CPU if jax.default_backend() == 'cpu' else _MOST
@@ -147,11 +150,11 @@ def _say_chosen(config, chosen: dict[str, Any]) -> None:
 
 
 def named_dialogue(config, folder: pathlib.Path) -> str:
-  """Returns the dialogue of a config, or the one that its model has.
+  """Returns the dialogue of a config, or the default dialogue of its model.
 
   Args:
     config: Config with a model and a dialogue.
-    folder: Directory of the run, whose recorded dialogue counts.
+    folder: Directory of the run. If it has a recorded dialogue, this is used.
   """
   past = policy.recorded(folder)
   if config.dialogue or past.get('dialogue'):
@@ -164,8 +167,8 @@ def named_dialogue(config, folder: pathlib.Path) -> str:
 def _set_engine(config, folder: pathlib.Path | None) -> None:
   """Makes BM25 the default engine of a corpus file.
 
-  A run that has begun keeps what it has recorded. The options of the shipped
-  encoder do not stay with another engine.
+  A run that was started before keeps its recorded engine. The options of the
+  shipped encoder are removed if the engine is another one.
   """
   search = config.get('search', {})
   engine = dict(rules.unset(config)).get('search.engine')
@@ -193,7 +196,7 @@ def _assign(config, values: dict[str, Any], unset: dict[str, rules.Field]
 
 
 def _get(tree: Any, name: str) -> Any:
-  """Returns the value of a dotted name in nested dicts; None without one."""
+  """Returns the value of a dotted name in nested dicts, or None."""
   for part in name.split('.'):
     tree = tree.get(part) if tree is not None else None
   return tree
@@ -201,7 +204,7 @@ def _get(tree: Any, name: str) -> Any:
 
 def _chosen(config, path: str, names: list[str], devices: str, trains: bool
            ) -> dict[str, Any]:
-  """Returns the dialogue, if none is named, and the values of the names."""
+  """Returns a value for each of the names, and the dialogue if it is unset."""
   _, shape, tokenizer = model_folders.parts(path)
   chosen: dict[str, Any] = {}
   if not config.dialogue:
@@ -248,12 +251,12 @@ def _chosen(config, path: str, names: list[str], devices: str, trains: bool
 
 
 def _rate(model: Any) -> float:
-  """Returns the learning rate: adapters take the tiny bases' rate."""
+  """Returns the learning rate; for adapters it is that of the tiny bases."""
   return 2e-4 if model.lora.rank else 1e-5
 
 
 def _machine(config, devices: str) -> tuple[bool, int]:
-  """Returns whether it is a CPU, and the number of copies of the weights."""
+  """Returns whether the devices are CPUs, and the number of weights' copies."""
   if devices:
     on_cpu, count = False, devices_lib.parse(devices)[1]
   else:
@@ -262,7 +265,7 @@ def _machine(config, devices: str) -> tuple[bool, int]:
 
 
 def _questions(config) -> Iterator[Question]:
-  """Yields the questions of the config's files, and the one that is asked."""
+  """Yields the questions of the config's files, and the question to ask."""
   data = config.get('data', {})
   for field in ('train', 'evaluate'):
     names = data.get(field, '')
@@ -279,7 +282,7 @@ def _questions(config) -> Iterator[Question]:
 
 def _longest_prompt(questions: list[Question], dialogue: dialogues.Dialogue,
                     tokenizer: Any) -> int:
-  """Returns the largest number of tokens of a question's prompt."""
+  """Returns the number of tokens of the longest question's prompt."""
   def tokens(text):
     return len(dialogues.opening(dialogue, text, tokenizer))
 
@@ -296,7 +299,7 @@ def _longest_prompt(questions: list[Question], dialogue: dialogues.Dialogue,
 
 def _passage_tokens(config, dialogue: dialogues.Dialogue, tokenizer: Any
                    ) -> int:
-  """Returns the tokens within which 95 % of the passages are shown whole."""
+  """Returns the number of tokens in which 95 % of the passages fit."""
   if not config.search.corpus:
     return _UNKNOWN
   lengths = sorted(
@@ -308,7 +311,7 @@ def _passage_tokens(config, dialogue: dialogues.Dialogue, tokenizer: Any
 
 
 def sample(file: str, count: int) -> Iterator[Passage]:
-  """Yields passages from evenly spaced places of a corpus file.
+  """Yields passages at evenly spaced positions of a corpus file.
 
   A file with fewer passages gives some of them several times. A compressed file
   gives its first passages.
@@ -337,7 +340,7 @@ def sample(file: str, count: int) -> Iterator[Passage]:
 
 def _longest_conversation(get: Callable[[str], Any],
                           dialogue: dialogues.Dialogue, tokenizer: Any) -> int:
-  """Returns the tokens of a conversation that uses all of its budgets."""
+  """Returns the number of tokens of a conversation that uses its budgets."""
   turns, top_k, new, passage, prompt = (get(name) for name in SAMPLING[:5])
   frame = len(dialogues.observation(
       dialogue, [()], tokenizer, passage_tokens=passage).tokens)
@@ -346,11 +349,11 @@ def _longest_conversation(get: Callable[[str], Any],
 
 
 def _most_written(get: Callable[[str], Any]) -> int:
-  """Returns the most tokens that the policy writes in a conversation."""
+  """Returns the maximum number of tokens that the policy writes."""
   return min(get(_BUDGETS + 'max_turns') * get(_BUDGETS + 'max_new_tokens'),
              get('rollout.max_length'))
 
 
 def _rounded(number: int, multiple: int) -> int:
-  """Returns the least multiple that is not below the number."""
+  """Returns the smallest multiple that is not below the number."""
   return -(-number // multiple) * multiple

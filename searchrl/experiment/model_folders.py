@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Model directories: reads all but the weights, without using a device."""
+"""Model directories: reads everything but the weights, without a device."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -49,7 +49,7 @@ class ModelFolder:
   dialogue: dialogues.Dialogue
 
   def check(self, budgets: driver.Budgets, length: int) -> None:
-    """Raises a ValueError unless the model has room for a conversation."""
+    """Raises a ValueError unless a conversation fits the model's context."""
     budgets.check(length)
     limit = self.shape.max_position_embeddings
     if length > limit:
@@ -60,7 +60,7 @@ class ModelFolder:
           'Lower it.')
 
   def admit(self, budgets: driver.Budgets) -> questions_lib.Admit:
-    """Returns a function that raises a ValueError for a too long question."""
+    """Returns a function that raises a ValueError if a question is too long."""
     limit = budgets.max_prompt_tokens
     bare = len(dialogues.opening(self.dialogue, '', self.tokenizer))
 
@@ -85,7 +85,7 @@ def read(path: str, dialogue: str, tools: Sequence[Tool] = (dialogues.SEARCH,)
   Args:
     path: Path of a Hugging Face directory, or a hub id.
     dialogue: Name, as 'module:function', of a function that makes a Dialogue
-      for a Tokenizer. '': the one of `default_dialogue`.
+      for a Tokenizer. '': the result of `default_dialogue`.
     tools: Tools that the dialogue lists.
 
   Raises:
@@ -113,7 +113,7 @@ def is_tiny(path: str) -> bool:
 
 
 def _vocabulary(file: pathlib.Path) -> Any:
-  """Returns the tokens of a tokenizer.json; None if it cannot be read."""
+  """Returns the tokens in a tokenizer.json; None if it cannot be read."""
   try:
     return json.loads(file.read_bytes())['model']['vocab']
   except (ValueError, KeyError, TypeError):
@@ -124,10 +124,10 @@ def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer,
                      tools: Sequence[Tool] = (dialogues.SEARCH,)) -> str:
   """Returns the name of the dialogue of a model for which none is named.
 
-  It is the training dialogue of the tiny bases, and Search-R1's dialogue for
-  all others: in the chat template, if there is one that can frame it. Where
-  there are other tools than the search, it is the model's own form of calls, or
-  tags if the chat template has none.
+  For the tiny bases it is their training dialogue. For all other models it is
+  Search-R1's dialogue, in the chat template if there is a suitable one. If
+  there are tools other than the search, it is the model's own form of tool
+  calls, or tags if the chat template has no such form.
 
   Args:
     path: Path of the model's directory. '': the tiny base.
@@ -188,8 +188,8 @@ def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',
     tokenizer: Tokenizer; see `agent.tokenizer`.
     field: Config field that has the name, for the error.
     ours: Names of existing functions, for the error.
-    tools: Tools that the dialogue lists. If they are not the search alone, the
-      function gets them as its keyword `tools`.
+    tools: Tools that the dialogue lists. If there are others than the search,
+      the function gets all of them as its keyword `tools`.
 
   Raises:
     ValueError: There is no such dialogue, it takes no tools, or the tokenizer

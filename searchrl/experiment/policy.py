@@ -62,11 +62,11 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
   Args:
     config: Config of a run, of `ask` or of a server.
     mesh: Mesh of all processes.
-    limit: Largest number of concurrent trajectories, which limits the slots.
+    limit: Maximum number of concurrent trajectories, which limits the slots.
       None: no limit.
-    alike: Whether the limit must leave every bit as it is on CPUs, where
-      products of few rows round in other ways. Each copy of the weights then
-      keeps `engines.ONE_KIND` slots, or all if it has fewer.
+    alike: Whether results must be equal bit by bit with and without the limit.
+      On CPUs, products of few rows round differently. Each copy of the weights
+      then keeps `engines.ONE_KIND` slots, or all if it has fewer.
     folder: Model directory of the config, if it has been read.
   """
   options = config.rollout
@@ -94,11 +94,12 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
 
   Search order 'auto' is deterministic on a CPU that also runs the search, and
   if processes run in lockstep. It is by arrival for remote searches and on
-  other devices, which would otherwise be idle during a search. Devices that are
-  no CPU decode while the host reads the decode before.
+  other devices, which would otherwise be idle during a search. On devices other
+  than CPUs, a decode runs while the host reads the results of the previous
+  decode.
 
   Raises:
-    ValueError: Processes in lockstep cannot admit by arrival.
+    ValueError: The order is by arrival, but processes run in lockstep.
   """
   search_order = options.search_order
   together = weight_sync.spans_processes(mesh, options.tensor)
@@ -205,7 +206,7 @@ def tested_attention(name: str, shape: transformer.TransformerConfig,
 
 def second(path: str, *, field: str, mesh: Mesh, dialogue: str, slots: int,
            **options: Any) -> tuple[Sampler, transformer.Params]:
-  """Loads a second model beside the policy, as `load`, on each device.
+  """Loads a second model beside the policy onto each device, as `load` does.
 
   Args:
     path: Path of the second model. '': the tiny base model.
@@ -228,8 +229,8 @@ def second(path: str, *, field: str, mesh: Mesh, dialogue: str, slots: int,
 def check_second(path: str, *, field: str, count: int) -> None:
   """Raises a ValueError if a second model cannot be beside the policy.
 
-  Several processes would exchange its samples, while each searches at a time of
-  its own.
+  Several processes would have to exchange its samples, but each process
+  searches at a different time.
   """
   if count > 1:
     raise ValueError(
@@ -245,9 +246,10 @@ def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,
 
   Args:
     config: Config of `ask`, of a server or of an evaluation.
-    run: Directory of the run, as in `parse_run`. '': the model itself.
-    limit: Largest number of concurrent trajectories, as in `build`.
-    alike: Whether the limit must leave every bit as it is, as in `build`.
+    run: Directory of the run, as in `parse_run`. '': the config's model.
+    limit: Maximum number of concurrent trajectories, as in `build`.
+    alike: Whether results must be equal with and without the limit, as in
+      `build`.
     folder: Model directory of the config, as in `build`.
 
   Raises:
@@ -268,9 +270,10 @@ def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,
 def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
   """Returns the directory and the step of a text such as 'runs/dspo@20'.
 
-  Without '@', the step is None, for the newest checkpoint. 'runs/dspo@best' is
-  the step of the best validation. 'runs/dspo@before_collapse' is the last step
-  before the run collapsed, and the newest checkpoint if it did not.
+  Without '@', the step is None, which means the newest checkpoint.
+  'runs/dspo@best' is the step of the best validation.
+  'runs/dspo@before_collapse' is the last step before the run collapsed, or the
+  newest checkpoint if it did not collapse.
 
   A run in an object store is copied first; the directory is that of the copy.
 
@@ -349,10 +352,10 @@ def trained(run: pathlib.Path, base: transformer.Params,
 
 
 def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
-  """Returns the step, if its checkpoint is kept; for None, the newest step.
+  """Returns the step if its checkpoint is kept; for None, the newest step.
 
   Raises:
-    FileNotFoundError: The directory holds no run with checkpoints.
+    FileNotFoundError: The directory has no run with checkpoints.
     ValueError: The step is not kept.
   """
   steps = checkpoint.steps(run / 'checkpoints')
@@ -369,7 +372,7 @@ def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
 
 
 def recorded(run: pathlib.Path) -> dict[str, Any]:
-  """Returns the config that a run recorded; {} if there is none."""
+  """Returns the config that a run recorded; {} if it recorded none."""
   return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
 
 
@@ -394,7 +397,7 @@ def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
 
 
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
-  """Returns the search engine of a run's evaluation, with options; or BM25."""
+  """Returns the engine of a run's evaluation, with options; default: BM25."""
   config = recorded(parse_run(run)[0]) if run else {}
   search = config.get('evaluate', {}).get('search', {})
   if not search.get('engine'):  # uses the engine of training

@@ -28,7 +28,7 @@ def note(folder: pathlib.Path, progress: Progress, to: int, why: str) -> None:
     folder: Directory of the run.
     progress: Progress of the run where it failed.
     to: Step of the checkpoint to which the run returns.
-    why: Reason, for people.
+    why: Reason, a text for users.
   """
   number = progress.rollbacks + 1
   (folder / f'rollback_{number}_{metrics.FILE}').write_bytes(
@@ -41,7 +41,7 @@ def note(folder: pathlib.Path, progress: Progress, to: int, why: str) -> None:
 
 
 def finish(folder: pathlib.Path) -> None:
-  """Deletes later checkpoints that the last rollback left because of a kill."""
+  """Deletes later checkpoints, if a kill interrupted the last rollback."""
   path = folder / 'checkpoints'
   for last in read(folder)[-1:]:
     for step in checkpoint.steps(path):
@@ -50,7 +50,7 @@ def finish(folder: pathlib.Path) -> None:
 
 
 def applied(folder: pathlib.Path, progress: Progress) -> Progress:
-  """Returns a restored progress, changed if the last rollback goes back to it.
+  """Returns a restored progress, changed if the last rollback led to it.
 
   It then continues with the questions that came next when the run failed.
   """

@@ -25,11 +25,11 @@ _TILES = 64 * 128  # most tokens of a prefill
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """Costs per device of rollouts with one copy of the weights on some devices.
+  """Costs per device of rollouts, if some devices share a copy of the weights.
 
   To sample a token in every slot, a device reads the weights and the cache of
-  full slots once. It sends around a ring what the devices of a copy sum up:
-  after attention, after the feed-forward layer, and the tokens' embeddings.
+  full slots once. The devices of a copy sum up some arrays around a ring: after
+  attention, after the feed-forward layer, and the tokens' embeddings.
   """
 
   tensor: int  # devices per copy of the weights
@@ -41,7 +41,7 @@ class Engine:
   slots: int  # slots of all devices together
 
   def secs(self, kind: devices_lib.Kind) -> float:
-    """Returns the least seconds for a token in every slot.
+    """Returns a lower bound of the seconds to sample one token in every slot.
 
     Reading and sending alternate, so that their times add up.
     """
@@ -55,10 +55,10 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
              ) -> Engine:
   """Returns the estimated costs of rollouts with `tensor` devices per copy.
 
-  Weights are held during rollouts only, or all the time if rollouts run in a
-  thread: then those that are used and the next ones. A decode has three arrays
-  of the size of the logits, a prefill the activations of a layer, and weight
-  sync on GPUs another layout of the matrices of the vocabulary.
+  Weights are held during rollouts only. If rollouts run in a thread, the
+  weights in use and the next weights are held all the time. A decode has three
+  arrays of the size of the logits. A prefill has the activations of a layer.
+  Weight sync on GPUs has another layout of the vocabulary's matrices.
   """
   here = meshes.abstract(
       a_process, data=-1, tensor=tensor,

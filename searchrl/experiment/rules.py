@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Config fields with a range, which is declared beside the default.
+"""Config fields with a rule, which is declared beside the default.
 
   config.rollout = dict(temperature=field(1.0, above=0))
 
-The range stays with the field, whatever sets it later. `config_fields.fields`
-finds it.
+A rule is a range, or a set of legal values. It stays with the field when a
+recipe or a flag changes the value. `config_fields.fields` finds it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from ml_collections import config_dict
 
 
 class Rule(NamedTuple):
-  """A rule for the value of a config field, and its words."""
+  """A rule for the value of a config field, and its description in words."""
 
   is_legal: Callable[[Any], Any]
   must_be: str
@@ -42,7 +42,7 @@ class Field(config_dict.FieldReference):
     self.rule, self.is_set = state['rule'], state['is_set']
 
   def set(self, value: Any, type_safe: bool = True) -> None:
-    """Gives the field a value, which counts as set from then on."""
+    """Sets the value of the field, whose `is_set` is then True."""
     super().set(value, type_safe)
     self.is_set = True
 
@@ -51,16 +51,18 @@ def field(default: Any, is_legal: Callable[[Any], Any] | None = None,
           must_be: str = '', *, one_of: Sequence[str] = (),
           some_of: Sequence[str] = (), whole: bool = False, zero: str = '',
           nests: bool = False, **bounds: float) -> Any:
-  """Returns a value for a config that keeps a rule.
+  """Returns a config field with a rule.
 
   Args:
-    default: Value of the field. The bounds of a tuple are those of each number.
-    is_legal: Function that returns whether a value is legal, for other rules.
-    must_be: Words of that rule, which follow 'must be'.
+    default: Value of the field. The bounds of a tuple apply to each number.
+    is_legal: Function that returns whether a value is legal, for rules that the
+      other arguments cannot describe.
+    must_be: Description of that rule, which follows 'must be'.
     one_of: Legal values.
-    some_of: Legal entries of a tuple, which has none of them twice.
-    whole: Whether the numbers of a tuple are whole ones.
-    zero: Meaning of 0, which is legal then, and the lowest bound by default.
+    some_of: Legal entries of a tuple, each of which may occur once.
+    whole: Whether the numbers of a tuple must be whole numbers.
+    zero: Meaning of the value 0. If it is given, 0 is legal, and the lower
+      bound is 0 by default.
     nests: Whether the entries of a tuple may be tuples.
     **bounds: Numbers named at_least, above, at_most or below.
   """
@@ -97,13 +99,13 @@ def _within(bounds: dict[str, float], whole: bool, zero: str) -> Rule:
 
 
 def tracked(default: Any) -> Any:
-  """Returns a value for a config that has no rule, but knows `is_set`."""
+  """Returns a config field that has no rule, but has `is_set`."""
   return Field(default, None)
 
 
 def unset(config: config_dict.ConfigDict, group: str = ''
          ) -> Iterator[tuple[str, Field]]:
-  """Yields (dotted name, field) of each field that has its default still."""
+  """Yields (dotted name, field) of each field that still has its default."""
   for name, value in config.items(preserve_field_references=True):
     if isinstance(value, config_dict.ConfigDict):
       yield from unset(value, f'{group}{name}.')
@@ -112,5 +114,5 @@ def unset(config: config_dict.ConfigDict, group: str = ''
 
 
 def seed(default: int) -> Any:
-  """Returns a random seed for a config, a number of 63 bits."""
+  """Returns a config field for a random seed, a number of 63 bits."""
   return field(default, lambda value: 0 <= value < 2**63, 'from 0 to 2^63 - 1')

@@ -21,19 +21,20 @@ _OF_RUN = ('model.', 'tools', 'rollout.', 'world.', 'data.question_mark',
 
 def complete(config, run: str, field: str, folder: pathlib.Path | None = None
             ) -> Any:
-  """Returns a copy of a config with all that it leaves open.
+  """Returns a copy of a config whose unset fields are filled in.
 
-  With a run, these are the model, the dialogue, the engine, the limits of a
-  conversation and the other options of that run's training. A field that a flag
-  or a setting has set stays. Other limits than the run's give a warning. Without
-  a run, the engine is BM25, and the rest follows the model; see
-  `model_defaults.resolved`. No device is used with a run.
+  With a run, the model, the dialogue, the engine, the limits of a conversation
+  and the other options are those of the run's training. A field that a flag or
+  a setting has set is not changed. Limits that differ from the run's give a
+  warning. Without a run, the engine is BM25, and the other fields depend on the
+  model; see `model_defaults.resolved`. With a run, no device is used.
 
   Args:
     config: Config of the job.
     run: Directory of the run, as in `policy.parse_run`. '': none.
     field: Config field that names the run, for errors.
-    folder: Directory of the job, if it may have begun.
+    folder: Directory of the job, which may have been started before. None: the
+      job has no directory.
 
   Raises:
     FileNotFoundError, ValueError: The directory holds no run, or the run lacks
@@ -69,14 +70,14 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
 
 
 def run_of(config) -> tuple[str, str]:
-  """Returns the run that a config names, and the field; '' for none."""
+  """Returns the run that a config names, or '', and the name of the field."""
   field = next((f'{group}.run' for group in ('evaluate', 'ask', 'collect')
                 if config.get(group, {}).get('run')), '')
   return config[field.partition('.')[0]].run if field else '', field
 
 
 def _get(tree: Any, name: str) -> Any:
-  """Returns the value of a dotted name in nested dicts; None without one."""
+  """Returns the value of a dotted name in nested dicts, or None."""
   for part in name.split('.'):
     tree = tree.get(part) if isinstance(tree, dict) else None
   return tree
@@ -84,7 +85,7 @@ def _get(tree: Any, name: str) -> Any:
 
 def _say_differences(config, recorded: dict[str, Any], place: pathlib.Path
                     ) -> None:
-  """Prints a warning of a model or of limits that are not the run's."""
+  """Prints a warning if the model or limits differ from the run's."""
   ours, theirs = config.rollout, recorded['rollout']
   rows = [('model.path', config.model.path, recorded['model']['path']),
           ('rollout.max_length', ours.max_length, theirs.get('max_length'))]

@@ -54,7 +54,7 @@ def named(name: str, options: Mapping[str, Any], corpus: Any, *, seed: int,
 
 
 def spec(search: Any, field: str = 'search') -> registry.Spec:
-  """Returns what the engine of a config is; errors name its config field."""
+  """Returns the `Spec` of a config's engine; errors name the config field."""
   return registry.parse(search.engine, search.options, f'{field}.engine',
                         f'{field}.options')
 
@@ -89,14 +89,17 @@ def evaluation_needs_corpus(config: Any) -> bool:
 
 
 def describe(search: Any, corpus: Any) -> dict[str, Any]:
-  """Returns the record of what a run searches: digests, index recall."""
+  """Returns a description of the searched data, for the record of a run.
+
+  It has digests, and the recall of an index.
+  """
   return registry.describe(search.engine, corpus, search.options,
                            load_encoder=_load_encoder)
 
 
 def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int,
             bind: Bind = lambda search, corpus: search) -> list[SearchFn]:
-  """Returns the engine of each set; sets over one corpus share one.
+  """Returns the engine of each set. Sets with the same corpus share an engine.
 
   Args:
     search: A field such as config.search.
@@ -116,11 +119,11 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
           options: Any, *, seed: int,
           bind: Bind = lambda search, corpus: search
           ) -> list[evaluator.EvalCase]:
-  """Returns every set in each decoding, and some with random passages.
+  """Returns the evaluations to run: every set with each decoding.
 
-  Random passages, for the first set and for famous facts, show whether answers
-  come from retrieval: the first set should then score about 0, and famous facts
-  the share that the policy knows without a search.
+  Some sets are also evaluated with random passages, which shows whether answers
+  come from retrieval. These are the first set, which should then score about 0,
+  and famous facts, which should score the fraction that the policy knows.
 
   Args:
     through: Engines, from `of_evaluation`.

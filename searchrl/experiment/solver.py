@@ -30,7 +30,7 @@ class Solver:
   All processes play the attempts, in the slots of the policy, between its
   rollouts. An attempt depends on the question's uid and the attempt's number,
   but not on the step. A question that is too long for the prompt's budget is
-  not played. Its attempts have no turns, and so no answer.
+  not played. Its attempts have no turns and no answer.
   """
 
   sampler: Sampler
@@ -60,13 +60,13 @@ class Solver:
 
   def with_dialogue(self, dialogue: str, field: str, **budgets: int
                    ) -> 'Solver':
-    """Returns the same solver with another dialogue and other budgets.
+    """Returns this solver with another dialogue and other budgets.
 
     Args:
       dialogue: Name, as 'module:function', of a function that makes a Dialogue
         for a Tokenizer.
       field: Config field that names the dialogue.
-      **budgets: Limits that differ.
+      **budgets: Limits that are different from this solver's.
 
     Raises:
       ValueError: The dialogue does not exist, or the budgets do not fit.
@@ -115,7 +115,7 @@ def load(options: Any, sampler: Sampler, params: transformer.Params,
 
 def _params(options: Any, params: transformer.Params, sampler: Sampler,
             mesh: Mesh) -> transformer.Params:
-  """Loads params of a run's newest checkpoint, a model, or else the policy."""
+  """Loads params from a run's newest checkpoint, a model, or the policy."""
   if options.run:
     run, _ = policy.parse_run(options.run)
     policy.kept_step(run, None, 'solver.run')

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tools of a config: what its dialogue lists, and what a run calls."""
+"""The tools of a config: lists them for a dialogue, and binds them to a run."""
 
 from collections.abc import Callable, Mapping
 import functools
@@ -36,7 +36,7 @@ def _listed(names: tuple[str, ...], options: str) -> tuple[Tool, ...]:
 
 
 def _engine(name: str, options: Mapping[str, Any]) -> Tool:
-  """Returns the tool of another search engine than the run's."""
+  """Returns the tool of a search engine that is not the run's own."""
   field = f'tool_options.{name}'
   if not {'engine'} <= options.keys() <= {'engine', 'options', 'description'}:
     raise ValueError(
@@ -64,9 +64,9 @@ def binder(dialogue: dialogues.Dialogue, tokenizer: Any, *, result_tokens: int,
            seed: int) -> Callable[[SearchFn, Any], SearchFn]:
   """Returns the function that adds a dialogue's tools to a search engine.
 
-  It takes the engine and the corpus that it searches, which is None if it needs
-  none, and returns what a rollout calls. It raises a ValueError if a tool needs
-  a corpus and there is none.
+  The function takes an engine and its corpus, or None if the engine needs no
+  corpus. It returns the toolset that a rollout calls. It raises a ValueError if
+  a tool needs a corpus and there is none.
 
   Args:
     dialogue: Dialogue that lists the tools.

@@ -167,7 +167,7 @@ def causal(
     segment_ids: Document of each token in a packed row; equal ids are one
       document. For cuDNN, ids count from 1 and 0 is padding, as in
       `packing.Layout`.
-    max_segments: Largest number of documents in a row, only for cuDNN.
+    max_segments: Maximum number of documents in a row, only for cuDNN.
     longest: Number of tokens of the longest document, only for 'cudnn_padded';
       default: T.
     sliding_window: Number of keys that a query sees, itself included.
@@ -203,7 +203,7 @@ def causal(
 
 def _cudnn(q, k, v, segment_ids, max_segments, longest, sliding_window,
            is_packed: bool, sharding):
-  """Returns attention of cuDNN. Rows without ids are one document each."""
+  """Returns attention of cuDNN. A row without segment ids is one document."""
   if segment_ids is None:
     segment_ids, max_segments = jnp.ones(q.shape[:2], jnp.int32), 1
   if max_segments is None:
@@ -229,7 +229,7 @@ def _on_shards(attend: Callable[..., Array], sharding: NamedSharding | None
 
 
 def _check(q, k, implementation: str, block: int | None) -> None:
-  """Raises a ValueError if the implementation cannot do what is asked."""
+  """Raises a ValueError if the implementation cannot use the arguments."""
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
         f'implementation must be one of {IMPLEMENTATIONS}, but is '
@@ -251,9 +251,9 @@ def _check(q, k, implementation: str, block: int | None) -> None:
 
 
 def _xla(q, k, v, segment_ids, sliding_window, block):
-  """Returns the reference: one block of queries at a time, with its keys.
+  """Returns the reference, computed for one block of queries at a time.
 
-  Keys that causality or the window hides from the whole block are not
+  Keys that causality or the window hides from all queries of a block are not
   multiplied. With several blocks, the backward pass recomputes the scores.
   """
   rows, length = q.shape[:2]
@@ -285,7 +285,7 @@ def reference(
     v: Float[Array, 'B T K d'], segment_ids: Int[Array, 'B T'],
     sliding_window: int | None = None, block: int = 256,
 ) -> Float[Array, 'B T H d']:
-  """Returns what 'xla' returns, by a loop over blocks of queries.
+  """Returns the same attention as 'xla', by a loop over blocks of queries.
 
   All blocks have one shape, so that little is compiled. On an H100, the products
   of one block took 14 s to compile, with the tuning of each.
@@ -308,7 +308,7 @@ def reference(
 
 def choose(platform: str, dtype: Any, head_dim: int, length: int,
            is_packed: bool = True) -> tuple[str, str]:
-  """Returns the implementation that 'auto' tries for this length, and why.
+  """Returns the implementation that 'auto' tries for a length, and a reason.
 
   Args:
     platform: Platform of the device.
@@ -358,13 +358,13 @@ def self_test(
     max_segments: int = 3, lengths: tuple[int, ...] = (48, 192, 320),
     interpret: bool = False,
 ) -> None:
-  """Raises a RuntimeError if numbers of random rows differ from the reference.
+  """Raises a RuntimeError if results on random rows differ from the reference.
 
-  These are outputs, with and without a backward pass, and gradients of packed
-  rows. Some documents are empty, and the last row ends early and has large
-  values in its padding. The longest rows are tested with the model's window and
-  with a short one, so that the graphs of training are among those tested if
-  `rows` and `max_segments` are those of training, for one device.
+  The results are outputs, with and without a backward pass, and gradients of
+  packed rows. Some documents are empty, and the last row ends early and has
+  large values in its padding. The longest rows are tested with the model's
+  window and with a short one, so that the graphs of training are among those
+  tested if `rows` and `max_segments` are those of training, for one device.
   """
   windows = (sliding_window,) + (
       (min(sliding_window, 24),) if sliding_window else ())

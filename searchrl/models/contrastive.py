@@ -15,7 +15,7 @@ def info_nce(
     *,
     temperature: float,
 ) -> tuple[Float[Array, 'B'], Float[Array, 'B']]:
-  """Returns the InfoNCE loss of each query, and whether its passage wins.
+  """Returns the InfoNCE loss of each query, and whether its positive is first.
 
     s_ij = q_i . p_j / temperature
     loss_i = -ln( exp s_ip / sum over j with j = p or not excluded_ij of

@@ -76,7 +76,7 @@ def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
   """Loads a folder of transformers' BertForSequenceClassification.
 
   The arguments, options and errors are those of `weights.load`. A model with
-  more than one label is an error.
+  more than one label raises a ValueError.
   """
   leaves = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   names = {**encoder.NAMES, 'encoder': '', 'pooler': 'pooler.dense',

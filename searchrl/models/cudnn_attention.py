@@ -3,7 +3,7 @@
 """Causal attention of cuDNN over packed rows, for NVIDIA GPUs.
 
   packed    one call over all rows, given the offset of each document (Hopper)
-  padded    each document in a row of its own, padded to the longest
+  padded    each document in a separate row, padded to the longest
 
 Documents are placed end to end in a row. Their segment ids count from 1 in the
 order of the row, an id that is left out is an empty document, and 0 is the
@@ -132,10 +132,10 @@ def padded(
     longest: int | None = None,
     sliding_window: int | None = None,
 ) -> Float[Array, 'B T H d']:
-  """Returns attention within documents, each in a padded row of its own.
+  """Returns attention within documents, each of which is in a separate row.
 
-  The arguments are those of `packed`, and `longest` is the number of tokens of
-  the longest document; default: T.
+  The arguments are those of `packed`. `longest` is the number of tokens of the
+  longest document; default: T.
   """
   rows, row = segment_ids.shape
   longest = longest or row
@@ -163,10 +163,11 @@ def padded(
 
 
 def _whole(q, k, v, sliding_window, lengths):
-  """Runs cuDNN on rows of one document. Its windows exclude the token itself.
+  """Runs cuDNN on rows of one document each.
 
-  It had NaN gradients at one query and at 64 tokens past a multiple of 128. It
-  is given multiples of 128 and no mask tensor.
+  Windows of cuDNN exclude the token itself. It had NaN gradients at one query
+  and at 64 tokens past a multiple of 128. It is therefore given multiples of
+  128 and no mask tensor.
   """
   length = q.shape[1]
   window = None if sliding_window is None else (sliding_window - 1, 0)

@@ -209,7 +209,7 @@ def logical_axes(config: EncoderConfig) -> Params:
 
 
 def _boxed(config: EncoderConfig, key: Array) -> Params:
-  """Returns `init` with every leaf in a box that holds its logical axes."""
+  """Returns the tree of `init`, with each leaf in a box with logical axes."""
   keys, width = jax.random.split(key, 4), config.hidden_size
   box = nn.LogicallyPartitioned
 
@@ -294,7 +294,7 @@ def save(
 
 
 def _rename(name: str) -> str | None:
-  """Returns a tensor's current name; None if an encoder ignores the tensor."""
+  """Returns the present name of a tensor; None if an encoder ignores it."""
   name = modern(name)
   ignored = name == 'embeddings.position_ids' or name.startswith(
       ('pooler.', 'cls.'))
@@ -302,7 +302,10 @@ def _rename(name: str) -> str | None:
 
 
 def modern(name: str) -> str:
-  """Returns a name without prefix. Older files name norms differently."""
+  """Returns a tensor's name without prefix, and with the present norm names.
+
+  Older files have other names for norms.
+  """
   return name.removeprefix('bert.').replace(
       'LayerNorm.gamma', 'LayerNorm.weight').replace(
           'LayerNorm.beta', 'LayerNorm.bias')

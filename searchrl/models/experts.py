@@ -30,7 +30,7 @@ _LEAST = 16  # sizes of matrices of the kernel for GPUs are multiples of it
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-  """Settings of the mixture of experts in each layer, in place of one MLP."""
+  """Settings of the mixture of experts that replaces the MLP of each layer."""
 
   num_experts: int
   num_experts_per_tok: int
@@ -47,7 +47,7 @@ class Routing(NamedTuple):
 
 
 class Load(NamedTuple):
-  """Sums over some tokens, from which the load of experts follows."""
+  """Sums over some tokens, from which the load of the experts is computed."""
 
   chosen: Float[Array, '*L E']  # number of tokens that an expert has
   probs: Float[Array, '*L E']  # sum of an expert's probabilities
@@ -75,7 +75,7 @@ def route(logits: Float[Array, 'N E'], count: int, normalised: bool,
 
 
 def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
-  """Returns the sums over the tokens that are used."""
+  """Returns the sums over the tokens that `used` marks."""
   used = used.astype(jnp.float32)
   hits = jax.nn.one_hot(routing.ids, routing.probs.shape[-1]).sum(1)
   entropy = -jnp.sum(jax.scipy.special.xlogy(routing.probs, routing.probs), -1)
@@ -83,10 +83,11 @@ def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
 
 
 def balance(load: Load) -> Float[Array, '']:
-  """Returns the auxiliary loss of all layers: 1 x k if the load is balanced.
+  """Returns the auxiliary loss of all layers, which is k for a balanced load.
 
-  It is E times the sum over experts of their share of tokens times their mean
-  probability; both are means over layers and tokens, as in transformers.
+  It is E times a sum over the experts. The terms are the expert's fraction of
+  the tokens times its mean probability; both are means over layers and tokens,
+  as in transformers.
   """
   tokens = jnp.maximum(load.tokens.sum(), 1)
   shares, probs = load.chosen.sum(0) / tokens, load.probs.sum(0) / tokens
@@ -102,7 +103,8 @@ def mixed(
 ) -> Float[Array, 'N D']:
   """Returns the weighted sum of the outputs of each token's experts.
 
-  Experts from E on are those of other devices, and are left out.
+  Ids of E or more belong to experts on other devices. Their outputs are left
+  out of the sum.
   """
   inputs = x, routing.ids, routing.weights, gate, up, down
   if len(x) <= _FEW:
@@ -146,7 +148,7 @@ def sharded(shardings: Callable[[Any], Any]) -> Callable[..., Array]:
 
 
 def _by_all(x, ids, weights, gate, up, down):
-  """Computes all experts of all tokens; those not chosen have weight 0."""
+  """Computes all experts for all tokens; the weight is 0 if not chosen."""
   count = len(gate)
   share = jnp.sum(jax.nn.one_hot(ids, count) * weights[..., None], 1).astype(
       x.dtype)
@@ -166,7 +168,10 @@ def _by_own(x, ids, weights, gate, up, down):
 
 
 def _by_blocks(x, ids, weights, gate, up, down):
-  """Computes the same in blocks of rows that have one expert, for GPUs."""
+  """Computes the same as `_by_own`, in blocks of rows with one expert.
+
+  This is for GPUs.
+  """
   if any(n % _LEAST for n in gate.shape[1:]):  # too small for the kernel
     return _by_all(x, ids, weights, gate, up, down)
   places, starts = _places(ids, len(gate), grouped_gpu.ROWS)
@@ -178,8 +183,9 @@ def _by_blocks(x, ids, weights, gate, up, down):
 def _places(ids, count: int, block: int):
   """Returns a row for each choice of a token [N k], sorted by expert.
 
-  The rows of an expert begin with a block, by the numbers [E + 1] that are the
-  second result. Choices of no expert here have rows out of range.
+  The rows of each expert begin at a multiple of `block`. The second result
+  [E + 1] has the number of each expert's first block. Choices of experts on
+  other devices have rows out of range.
   """
   flat = jnp.minimum(ids.ravel(), count)
   sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')
@@ -195,7 +201,7 @@ def _places(ids, count: int, block: int):
 
 
 def _of_rows(x, places, weights, size: int, product, gate, up, down):
-  """Returns the outputs for rows of tokens at some places of `size` rows."""
+  """Returns the experts' outputs for tokens that are placed in `size` rows."""
   count, take = places.shape[1], lambda rows, index: rows.at[index].get(
       mode='fill', fill_value=0, unique_indices=True)
   choices = jnp.arange(places.size, dtype=jnp.int32)

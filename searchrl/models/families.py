@@ -34,8 +34,8 @@ class Family:
 
   Attributes:
     model_type: Value of `model_type` in config.json.
-    fields: Key of config.json for each field of TransformerConfig that not all
-      families have. A field without a key is off.
+    fields: Key of config.json for each optional field of TransformerConfig. A
+      field without a key is off.
     fixed: Values of keys that all models of the family share. They are neither
       read nor written.
     defaults: Values of keys that config.json may leave out.
@@ -90,10 +90,10 @@ _SAME = ('vocab_size', 'hidden_size', 'num_hidden_layers',
 
 
 def parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
-  """Returns the shape that a config.json, with this path, describes.
+  """Returns the shape of the decoder that a config.json describes.
 
   Raises:
-    ValueError: The shape is contradictory, or something is not implemented.
+    ValueError: The shape is contradictory, or a part of it is not implemented.
     KeyError, TypeError: A value is missing or has another type.
   """
   architecture = (raw.get('architectures') or ['none'])[0]

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF files: unpacks a model of llama.cpp into a folder of Hugging Face.
 
-The folder has weights in float32, which hold what any quantised type stands
-for, config.json, and the tokenizer with its chat template. No torch is needed.
+The folder has config.json, the tokenizer with its chat template, and weights.
+The weights are in float32, which can represent the values of every quantised
+type. No torch is needed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,12 +38,12 @@ _SHARD_BYTES = 2 * 10**9
 
 
 def is_name(path: str) -> bool:
-  """Returns whether a model's path names a GGUF file or a package with one."""
+  """Returns whether a model's path is a GGUF file or a package with one."""
   return path.startswith(PACKAGE) or path.endswith('.gguf')
 
 
 def unpacked(path: str) -> pathlib.Path:
-  """Returns the folder of a GGUF file, which is unpacked at the first call.
+  """Returns the folder into which a GGUF file is unpacked at the first call.
 
   Args:
     path: Path of a file; or 'gguf:PACKAGE', the file in an installed Python
@@ -73,7 +74,7 @@ def unpacked(path: str) -> pathlib.Path:
 
 
 def find(path: str) -> pathlib.Path:
-  """Returns the path of the file that a name stands for; see `unpacked`."""
+  """Returns the path of the GGUF file with a name; see `unpacked`."""
   if not path.startswith(PACKAGE):
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
@@ -184,10 +185,10 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
 
 def _llama3_scaling(factors: np.ndarray, raw: Mapping[str, Any],
                     file: pathlib.Path) -> dict[str, Any]:
-  """Returns the settings of Llama 3 whose factors these are; see `Llama3Rope`.
+  """Returns the settings of Llama 3's scaling that have these factors.
 
-  The settings are those of all published models but for the largest factor,
-  which the file shows.
+  See `Llama3Rope`. The settings are those of all published models, except for
+  the largest factor, which is read from the file.
   """
   scaling = {'rope_type': 'llama3', 'factor': float(factors.max()),
              'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
@@ -239,7 +240,7 @@ def _halves(values: np.ndarray, heads: int) -> np.ndarray:
 
 def _write_weights(folder: pathlib.Path,
                    tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-  """Writes tensors as they come, in files that fit into the memory."""
+  """Writes tensors one by one into files that each fit in memory."""
   shard: dict[str, np.ndarray] = {}
   places: dict[str, str] = {}
   total = 0

@@ -95,7 +95,7 @@ def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
 
 
 def _is_filler(number: int, piece: str, kind: int) -> bool:
-  """Returns whether an id has no text; older files name the kind wrongly."""
+  """Returns whether an id has no text. Older files give it a wrong kind."""
   return kind == _UNUSED or piece == f'[PAD{number}]'
 
 

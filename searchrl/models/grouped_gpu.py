@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of rows with the matrices of their groups, for GPUs (Triton).
 
-Rows are sorted by group, and each group begins with a block of `ROWS` rows. A
-program computes a tile of a block, with one matrix. Blocks of no group cost
-nothing but zeros.
+Rows are sorted by group, and each group begins at a new block of `ROWS` rows. A
+program computes a tile of a block, with one matrix. The output of a block
+without a group is 0 and is not computed.
 """
 
 import functools
@@ -32,7 +32,7 @@ def product(
   Args:
     x: Rows; those that fill up a block are 0.
     matrices: Matrices of the groups.
-    starts: First block of each group, and the first block of none.
+    starts: First block of each group, and the first block after all groups.
   """
   return _by_row(x, matrices, starts, is_transposed=False)
 
@@ -51,7 +51,7 @@ product.defvjp(_forward, _backward)
 
 
 def _call(kernel, grid, shape, block, place, *arrays, **options) -> Any:
-  """Runs a kernel whose inputs are whole and whose output is in blocks."""
+  """Runs a kernel that reads whole inputs and writes its output in blocks."""
   from jax.experimental.pallas import triton  # slow to import
   return pl.pallas_call(
       functools.partial(kernel, **options), grid=grid,

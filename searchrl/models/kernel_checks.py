@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementation of a kernel a run uses: one that passes its test."""
+"""Chooses the implementation of a kernel: one that passes its test."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,9 +20,10 @@ def resolve(
 ) -> tuple[str, str]:
   """Returns the tested implementation that a run uses, and a sentence to log.
 
-  'auto' takes the one that `choose` returns. If its test fails, it takes the
-  simpler one, or else 'xla', with a warning. An implementation that is named
-  must pass its test. Let one process resolve and broadcast the result.
+  'auto' uses the implementation that `choose` returns. If its test fails, it
+  uses the simpler implementation that `simpler` names, or else 'xla', with a
+  warning. An implementation that is named must pass its test. Let one process
+  call this function, and broadcast the result.
 
   Raises:
     RuntimeError: The named implementation fails its test.
@@ -44,7 +45,7 @@ def resolve(
 
 def check(failed: str, way_out: str, dtype: Any,
           run: Callable[[], Mapping[str, float]]) -> None:
-  """Raises a RuntimeError if `run` fails, or returns too large differences."""
+  """Raises a RuntimeError if `run` fails or its differences are too large."""
   limit = TOLERANCE[jnp.dtype(dtype).name]
   try:
     errors = run()

@@ -27,7 +27,7 @@ TARGETS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """Settings of LoRA: the rank and weight of adapters, and what gets them.
+  """Settings of LoRA: rank, weight and target projections of the adapters.
 
   Raises:
     ValueError: The rank is below 1, alpha is not above 0, or a target is

@@ -16,7 +16,7 @@ from searchrl.models.transformer import Params, TransformerConfig
 def token_logprobs(params: Params, tokens: Int[Array, 'B T'],
                    config: TransformerConfig, **options: Any
                   ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
-  """Returns the log-probs and entropies of `token_outputs` alone."""
+  """Returns only the log-probs and entropies of `token_outputs`."""
   return token_outputs(params, tokens, config, **options)[:2]
 
 
@@ -38,9 +38,10 @@ def token_outputs(
   tokens[:, t]. The first entry of a row is 0. In a packed row, the first entry
   of each document is 0.
 
-  Both are float32 and in nats. Logits are divided by the temperature, as in the
-  sampler. Those of `chunk` tokens per row exist at one time, so that [B T V]
-  never exists. The other arguments are those of `forward_with_load`.
+  Log-probs and entropies are float32 and in nats. Logits are divided by the
+  temperature, as in the sampler. They are computed for `chunk` tokens per row
+  at a time, so that an array [B T V] never exists. The other arguments are
+  those of `forward_with_load`.
   """
   hidden, load = transformer.forward_with_load(
       params, tokens, config, positions=positions, **options)

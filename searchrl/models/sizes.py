@@ -10,13 +10,13 @@ from searchrl.models import transformer
 
 
 def inner_width(c: transformer.TransformerConfig) -> int:
-  """Returns the inner width of the feed-forward layers that a token passes."""
+  """Returns the inner width of the MLP or experts that one token uses."""
   return c.intermediate_size if c.experts is None else (
       c.experts.num_experts_per_tok * c.experts.moe_intermediate_size)
 
 
 def parameters(c: transformer.TransformerConfig) -> tuple[int, int]:
-  """Returns the number of all parameters, and of those that a token uses."""
+  """Returns the number of all parameters, and of those that one token uses."""
   sizes = {name: sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
            for name, tree in transformer.abstract(c)['layers'].items()}
   rest = sum(math.prod(x.shape) for x in jax.tree.leaves(

@@ -10,7 +10,7 @@ from searchrl.models.cudnn_attention import LANES, padded_row
 def packed(q, k, v, segment_ids, *, sliding_window, block, interpret):
   """Runs splash attention, which skips blocks that causality or a window hides.
 
-  Segments only mask: their hidden blocks are computed.
+  Blocks that only the segments hide are computed and then masked.
   """
   # Slow to import.
   from jax.experimental.pallas.ops.tpu import splash_attention as splash

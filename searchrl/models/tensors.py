@@ -3,8 +3,9 @@
 """Safetensors: loads params leaf by leaf onto devices, and writes them.
 
 `sources` names the tensors of each leaf. All headers are checked first, so that
-nothing is ever half loaded. Then each device gets its slice of each leaf, and
-only this slice is read. Pickle is never read.
+an incomplete folder raises an error before any value is loaded. Then each
+device gets its slice of each leaf, and only this slice is read. Pickle is never
+read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ class Source:
     return tuple(self.name.format(*index) for index in np.ndindex(self.counts))
 
   def flip(self, items: Sequence[Any]) -> tuple[Any, ...]:
-    """Converts a tensor's dimensions from the file's order to ours or back."""
+    """Reverses a tensor's dimensions, between the file's order and ours."""
     return tuple(items)[::-1] if self.transposed else tuple(items)
 
 
@@ -102,7 +103,7 @@ class Folder:
           self.shapes[name] = tuple(slices[stored].get_shape())
 
   def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises a ValueError unless these tensors and no others are readable."""
+    """Raises a ValueError unless exactly these tensors are readable."""
     problems = [f'{name} is missing' for name in expected
                 if name not in self.shapes]
     for name, shape in self.shapes.items():
@@ -164,11 +165,11 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 def sources(leaves: Params, names: Mapping[str, str]) -> Params:
   """Returns the `Source` of each leaf, for leaves of these shapes.
 
-  A tensor's name has the names of the keys that lead to the leaf, and an end:
+  A tensor's name is made of the names of the leaf's keys, and a suffix:
   layers/q/kernel is 'model.layers.{}.self_attn.q_proj.weight', if `names` has
-  'model.layers.{}' for layers and 'self_attn.q_proj' for q. A name with {}
-  stands for the tensors of all layers, with a second one for those of all
-  experts, and an empty one for nothing.
+  'model.layers.{}' for layers and 'self_attn.q_proj' for q. The first {} is the
+  number of the layer, and a second {} that of the expert. A key whose name is
+  empty is left out.
   """
   def source(path, leaf):
     keys = [key.key for key in path]
@@ -200,9 +201,9 @@ def load(
 ) -> Params:
   """Loads params from a folder. At most one leaf is on the host.
 
-  The folder must hold tensors of the leaves' shapes and no others, with the
-  names that `sources` returns. The axes are the logical axes of the leaves. The
-  other arguments are those of `weights.load`.
+  The folder must have exactly the tensors that `sources` names, with the
+  leaves' shapes. The axes are the logical axes of the leaves. The other
+  arguments are those of `weights.load`.
 
   Raises:
     ValueError: A tensor is missing, unexpected or has a wrong shape or type; a

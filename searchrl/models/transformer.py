@@ -220,7 +220,7 @@ class Block(nn.Module):
 
 
 class Kernel(nn.Module):
-  """A parameter by the name of a kernel."""
+  """A single parameter with the name of a kernel."""
 
   shape: tuple[int, ...]
   axes: Axes
@@ -247,7 +247,7 @@ class Router(nn.Module):
 def forward(params: Params, tokens: Int[Array, 'B T'],
             config: TransformerConfig, **options: Any
            ) -> Float[Array, 'B T D']:
-  """Returns the hidden states of `forward_with_load` alone."""
+  """Returns only the hidden states of `forward_with_load`."""
   return forward_with_load(params, tokens, config, **options)[0]
 
 
@@ -275,9 +275,9 @@ def forward_with_load(
       document.
     positions: Position of each token; restarts in each document. Default:
       0, 1, 2, ...
-    remat: Choice of what the backward pass recomputes of each layer. False:
-      nothing. True or 'nothing': all, as nothing is saved. 'dots': all but the
-      matrix products, which are saved.
+    remat: Activations of a layer that the backward pass recomputes. False:
+      none. True or 'nothing': all, because nothing is saved. 'dots': all but
+      the matrix products, which are saved.
     dtype: Data type of activations, and of parameters in products. Norms and
       softmax are computed in float32.
     attend: Function `attention.causal`, or a partial of it with an
@@ -290,10 +290,10 @@ def forward_with_load(
 
   Returns:
     The last layer's normalised output, in `dtype`; and the load of each layer's
-    experts, without padding, or None.
+    experts, without padding, or None if there are no experts.
 
   Raises:
-    ValueError: The value of remat is another one.
+    ValueError: remat has another value.
   """
   rows, length = tokens.shape
   column = jnp.arange(length)
@@ -322,7 +322,10 @@ def forward_with_load(
 
 def recomputed(layer: Callable[..., Any], remat: bool | str
               ) -> Callable[..., Any]:
-  """Returns a layer that saves less for the backward pass; see `forward`."""
+  """Returns a layer whose activations the backward pass recomputes.
+
+  `remat` chooses which activations; see `forward_with_load`.
+  """
   if not remat:
     return layer
   name = 'nothing' if remat is True else remat
@@ -339,7 +342,7 @@ def final_norm(params: Params, x: Float[Array, '*B D'],
 
 
 def head(params: Params) -> Float[Array, 'D V']:
-  """Returns the matrix that makes logits: the head's, or the embedding's."""
+  """Returns the matrix that computes logits: the head's or the embedding's."""
   return (params['head']['kernel'] if 'head' in params
           else params['embed']['embedding'].T)
 
@@ -360,7 +363,7 @@ def logits(params: Params, hidden: Float[Array, '*B D'],
 
 @jax.custom_vjp
 def _float32_product(x, kernel):
-  """Returns x @ kernel, summed in float32. The backward pass sums so, too.
+  """Returns x @ kernel, summed in float32, also in the backward pass.
 
   Its products have the dtype of x. By default the cotangent's float32 would
   make them products of float32, which are many times slower.
@@ -406,7 +409,7 @@ def layer_axes(axes: Params) -> Params:
 
 
 def axes_of(boxed: Callable[[Array], Params]) -> Params:
-  """Returns the logical axes of the boxes that a function of a key makes."""
+  """Returns the logical axes of the boxes that `boxed` returns for a key."""
   boxes = jax.eval_shape(boxed, jax.random.key(0))
   return jax.tree.map(lambda box: tuple(box.names), boxes,
                       is_leaf=lambda x: isinstance(x, nn.Partitioned))
@@ -420,7 +423,7 @@ def stacked_layers(layer: Callable[[Array], Params], key: Array, count: int
 
 
 def _boxed(config: TransformerConfig, key: Array) -> Params:
-  """Returns `init` with every leaf in a box that holds its logical axes."""
+  """Returns the tree of `init`, with each leaf in a box with logical axes."""
   key_embed, key_layers, key_head = jax.random.split(key, 3)
   size, width = config.vocab_size, config.hidden_size
   layer = lambda key: Block(config).init(

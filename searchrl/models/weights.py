@@ -40,10 +40,10 @@ def locate(path: str | pathlib.Path) -> str:
   """Returns the local folder of a model, fetched from the hub if necessary.
 
   Args:
-    path: Path of a folder; or else one of `SHIPPED`, or a hub id such as
-      'Qwen/Qwen2.5-7B', optionally with a branch, tag or commit as in
-      'Qwen/Qwen2.5-7B@main'. Only json, safetensors and files of tokenizers
-      are fetched. Or a GGUF file, as in `gguf_files.unpacked`.
+    path: Path of a folder, a name in `SHIPPED`, a GGUF file (see
+      `gguf_files.unpacked`), or a hub id. A hub id is such as
+      'Qwen/Qwen2.5-7B', or with a branch, tag or commit 'Qwen/Qwen2.5-7B@main'.
+      Only json, safetensors and tokenizer files are fetched.
 
   Raises:
     FileNotFoundError: There is no such folder, and the hub lacks the model or
@@ -147,7 +147,11 @@ def load(
 
 def _drop_tied(stored: tensors.Folder, embedding: str, head: str,
                rows: int = 4096) -> None:
-  """Ignores a stored head that equals the embedding; raises if it differs."""
+  """Ignores a stored head that equals the embedding.
+
+  Raises:
+    ValueError: The head is different.
+  """
   if head not in stored.shapes:
     return
   size = stored.shapes[head][0]
@@ -175,8 +179,9 @@ def save(
 ) -> None:
   """Writes a folder for transformers: config, weights and tokenizer.
 
-  The folder appears whole or not at all. One tensor is on the host at a time.
-  With several processes, all must call this function; the first one writes.
+  An interrupted call leaves no incomplete folder. One tensor is on the host at
+  a time. With several processes, all must call this function; the first one
+  writes.
 
   Args:
     folder: Path of a folder that is new, empty, or an earlier export. An
@@ -191,8 +196,8 @@ def save(
       several files with an index.
 
   Raises:
-    ValueError: The dtype is another one, a parameter is NaN or infinite, or the
-      folder contains folders.
+    ValueError: The dtype is not one of these, a parameter is NaN or infinite,
+      or the folder contains folders.
   """
   check_finite(params, 'a model that is exported')
   ids = [eos_id] if isinstance(eos_id, int) else list(eos_id)
@@ -264,8 +269,7 @@ def export(
 
 
 def _add_ends(path: pathlib.Path, eos_id: int | list[int] | None) -> None:
-  """Adds the ids that a generation_config.json lacks; else leaves it as it is.
-  """
+  """Adds end ids that a generation_config.json lacks."""
   raw = json.loads(path.read_text(encoding='utf-8'))
   named, ids = ([] if x is None else x if isinstance(x, list) else [x]
                 for x in (raw.get('eos_token_id'), eos_id))

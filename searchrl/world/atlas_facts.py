@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The atlas: entities of the real world, and facts about them.
 
-A fact has a subject, a relation and an answer. If the answer is an entity, too,
-facts can be chained. `atlas_sources` reads them from data packages.
+The atlas is a data set of entities, such as cities and countries, and facts
+about them. A fact has a subject, a relation and an answer. If the answer is an
+entity, too, facts can be chained. `atlas_sources` reads the facts from data
+packages.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +24,7 @@ _PLAIN = re.compile(r"[A-Za-z\u00c0-\u017f0-9 .,'’()/&-]+")
 
 @dataclasses.dataclass(frozen=True)
 class Entity:
-  """A thing that passages are about."""
+  """A thing in the real world that passages describe, such as a city."""
 
   key: str  # unique, as in city-2988507
   kind: str  # airport, city, country, county, currency, language, ...
@@ -55,7 +57,7 @@ class Atlas:
 
   @functools.cached_property
   def facts_of(self) -> dict[str, dict[str, Fact]]:
-    """The facts by subject and relation."""
+    """Facts of each subject, by relation."""
     result: dict[str, dict[str, Fact]] = {key: {} for key in self.entities}
     for fact in self.facts:
       result[fact.subject][fact.relation] = fact
@@ -71,7 +73,7 @@ def folded(text: str) -> str:
 
 
 def without_accents(text: str) -> str:
-  """Returns a text without accents, in its own case."""
+  """Returns a text without accents, in its original case."""
   letters = unicodedata.normalize('NFKD', text)
   return ''.join(c for c in letters if not unicodedata.combining(c))
 
@@ -82,14 +84,17 @@ def is_plain(name: str) -> bool:
 
 
 def spellings(names: Iterable[str]) -> tuple[str, ...]:
-  """Returns names, each also without accents, without repetition."""
+  """Returns names and the same names without accents, without repetition."""
   return tuple(dict.fromkeys(
       text for name in names if name
       for text in (name, without_accents(name))))
 
 
 def number(relation: str, value: float) -> tuple[str, ...]:
-  """Returns the ways to write a whole number: 1,234 and 1234, with its unit."""
+  """Returns the ways to write a whole number, with and without commas.
+
+  Each way is also returned with the relation's unit, if it has one.
+  """
   value = round(value)
   plain = dict.fromkeys((f'{value:,}', str(value)))
   return (*plain, *(text + unit for text in plain
@@ -97,10 +102,12 @@ def number(relation: str, value: float) -> tuple[str, ...]:
 
 
 def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
-  """Returns a small atlas: some entities of each kind, and all they lead to.
+  """Returns a small atlas: some entities of each kind, and their answers.
+
+  If an answer is an entity, the small atlas has its facts, too.
 
   Args:
-    atlas: A whole atlas.
+    atlas: The full atlas.
     per_kind: Number of entities of each kind that are drawn.
     seed: Seed of the draw.
   """
@@ -125,7 +132,7 @@ def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
 
 
 def similar(atlas: Atlas) -> dict[str, str]:
-  """Returns, for each entity, its neighbour in the alphabet of its kind."""
+  """Returns for each entity the next entity of its kind in the alphabet."""
   result = {}
   by_kind: dict[str, list[Entity]] = {}
   for entity in atlas.entities.values():

@@ -43,7 +43,7 @@ OLD_NAMES = {
 
 
 def of_city(row: Mapping[str, Any], taken: Set[str]) -> tuple[str, ...]:
-  """Returns the names of a city in Latin letters that no other city has."""
+  """Returns names of a city in Latin letters that no other city has."""
   others = sorted(
       (name for name in row['alternatenames']
        if len(name) > 3 and name[0].isupper() and atlas_facts.is_plain(name)
@@ -55,7 +55,7 @@ def of_city(row: Mapping[str, Any], taken: Set[str]) -> tuple[str, ...]:
 
 def kilometres(latitude: float, longitude: float, other_latitude: float,
                 other_longitude: float) -> float:
-  """Returns the distance of two places along a great circle."""
+  """Returns the great-circle distance of two places, in kilometres."""
   a, b, c, d = map(math.radians, (
       latitude, longitude, other_latitude, other_longitude))
   chord = math.sin((c - a) / 2) ** 2 + math.cos(a) * math.cos(c) * math.sin(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passages of the atlas, in plain English written around the facts.
 
-Each passage is about one entity and states a few of its facts. A country has
-three passages. The wording of each sentence is drawn by the seed.
+Each passage is about one entity and contains a few of its facts. A country has
+three passages. The wording of each sentence is random and depends on the seed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -88,7 +88,10 @@ def passages(atlas: Atlas, seed: int = 0) -> list[Passage]:
 
 
 def places(atlas: Atlas) -> dict[tuple[str, str], str]:
-  """Returns the id of the passage that states a fact, by subject, relation."""
+  """Returns the id of the passage that contains a fact.
+
+  The keys are pairs (subject, relation).
+  """
   result = {}
   for fact in atlas.facts:
     kind = atlas.entities[fact.subject].kind
@@ -111,7 +114,7 @@ def _section_of(kind: str, relation: str) -> str | None:
 
 
 def _about(atlas: Atlas, entity: Entity, seed: int) -> Iterator[Passage]:
-  """Yields the passages of an entity that state any fact."""
+  """Yields the passages of an entity, one for each section with facts."""
   facts = atlas.facts_of[entity.key]
   for section, relations in SECTIONS[entity.kind].items():
     stated = [facts[name] for name in relations if name in facts]
@@ -149,7 +152,7 @@ def _subject(entity: Entity) -> str:
 
 
 def _place(city: Entity) -> str:
-  """Returns a city's name, and its region if others have this name."""
+  """Returns a city's name, and its region if other cities have this name."""
   return city.phrase.removeprefix('the city of ')
 
 

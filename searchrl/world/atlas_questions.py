@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions of 1 to 3 hops about the atlas, each with exactly one answer.
 
-A question follows a chain of facts from its first entity. The answer of a hop is
-neither in the question nor in the passage of an earlier hop. What an engine
-finds for a query before the last one does not have a golden answer either.
+A chain is a path of facts: the answer of a fact is the subject of the next. A
+question names the first entity of a chain and asks for the last answer. A hop
+is one fact of the chain. The answer of a hop is neither in the question nor in
+the passage of an earlier hop. The passages that an engine finds for a query
+before the last do not have a gold answer either.
 """
 
 import collections
@@ -128,7 +130,7 @@ class AtlasQuestion:
 
 
 def split(atlas: Atlas, share: float, seed: int) -> frozenset[str]:
-  """Returns the keys of the entities that only test questions begin with."""
+  """Returns the keys of the entities with which only test questions begin."""
   return frozenset(key for key in atlas.entities
                    if _uniform(f'{seed}/split/{key}') < share)
 
@@ -138,17 +140,17 @@ def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
         ) -> list[AtlasQuestion]:
   """Returns questions that begin with some entities, in a random order.
 
-  Half of them, if there are enough, are about famous entities. Within each half
-  the kinds of chains are as equal in number as they can be.
+  Half of the questions, if there are enough, are about famous entities. Each
+  half has about the same number of questions for each kind of chain.
 
   Args:
     atlas: The atlas.
     passages: Its passages.
     keys: Keys of the entities.
     per_hop: Number of questions for each number of hops.
-    seed: Seed of the draw and of the wording.
-    search: Function that takes a query and returns the passages that an engine
-      finds. None of them may have the answer before the last hop.
+    seed: Seed of the choice and of the wording.
+    search: Function from a query to the passages that an engine finds. Before
+      the last hop, none of them may have the answer.
   """
   writer = _Writer(atlas, passages, seed, search)
   groups: dict[tuple[int, bool], dict[Any, list[tuple[Fact, ...]]]] = (
@@ -169,7 +171,8 @@ def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
 def chains(atlas: Atlas, key: str) -> Iterator[tuple[Fact, ...]]:
   """Yields the chains of at most three facts that begin with an entity.
 
-  No entity occurs twice in a chain. The first fact is one that may be asked.
+  No entity occurs twice in a chain. The first fact is one about which
+  questions may be asked.
   """
   unfinished: list[tuple[Fact, ...]] = [()]
   while unfinished:
@@ -188,7 +191,7 @@ def chains(atlas: Atlas, key: str) -> Iterator[tuple[Fact, ...]]:
 
 
 def mentions(text: str, answers: Iterable[str]) -> bool:
-  """Returns whether a text has one of the answers, as whole words."""
+  """Returns whether a text contains one of the answers, as whole words."""
   padded = f' {normalise(text)} '
   return any(f' {normalise(answer)} ' in padded for answer in answers)
 
@@ -216,7 +219,7 @@ class _Writer:
 
   def take(self, by_kind: Mapping[Any, Sequence[tuple[Fact, ...]]], count: int
           ) -> list[AtlasQuestion]:
-    """Returns questions, as many of each kind of chain as possible."""
+    """Returns questions, about the same number for each kind of chain."""
     waiting = {kind: self._ordered(group)
                for kind, group in sorted(by_kind.items())}
     result: list[AtlasQuestion] = []
@@ -233,7 +236,7 @@ class _Writer:
 
   def _ordered(self, group: Iterable[tuple[Fact, ...]]
               ) -> collections.deque[tuple[Fact, ...]]:
-    """Returns chains in a random order in which answers repeat late."""
+    """Returns chains in a random order in which equal answers are late."""
     order = sorted(group, key=lambda chain: _uniform(
         f'{self._seed}/' + '/'.join(f.subject + f.relation for f in chain)))
     count: collections.Counter[str] = collections.Counter()
@@ -245,7 +248,10 @@ class _Writer:
         ranked, key=lambda item: item[:2]))
 
   def write(self, chain: tuple[Fact, ...]) -> AtlasQuestion | None:
-    """Returns the question of a chain; None if it can be answered earlier."""
+    """Returns the question of a chain.
+
+    The result is None if an answer is known before its hop.
+    """
     entity = self._atlas.entities[chain[0].subject]
     relations = '-'.join(fact.relation for fact in chain)
     uid = f'{entity.key}-{relations}'
@@ -284,11 +290,11 @@ class _Writer:
                  in zip(names, entities, chain))
 
   def _poor(self, fact: Fact) -> tuple[Any, ...]:
-    """Returns queries that do not lead to a fact.
+    """Returns queries that do not find a fact, for demonstrations of errors.
 
-    If the subject is the answer to other facts, they are the queries for two of
-    those, with the answer that they find. Else they are a query without the
-    subject, and one with another name.
+    If the subject is the answer of other facts, the queries are for two of
+    these facts, each with its answer. Otherwise there is a query without the
+    subject, and the name of a similar entity.
     """
     leading = sorted(
         (other for other in self._leading[fact.subject]
@@ -306,7 +312,7 @@ def _content(passage: Passage) -> str:
 
 
 def _wording(chain: Sequence[Fact], phrase: str, draws: random.Random) -> str:
-  """Returns the text of a question about an entity, given its phrase."""
+  """Returns the text of a question, given the phrase for its first entity."""
   form = draws.choice(_ASK[chain[-1].relation])
   at_end = form[:-1].endswith('{x}')
   for fact in chain[:-1]:
@@ -318,6 +324,6 @@ def _wording(chain: Sequence[Fact], phrase: str, draws: random.Random) -> str:
 
 
 def _words(fact: Fact, kind: str) -> str:
-  """Returns the words of a query for a fact about an entity of a kind."""
+  """Returns the words of a query for a fact, given the kind of its subject."""
   return _WORDS.get((kind, fact.relation)) or _WORDS.get(
       fact.relation, fact.relation)

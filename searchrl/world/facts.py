@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated worlds: entities, facts about them, and chains of facts.
 
-Every seed gives new facts, so that their answers can come only from search, not
-from a model's memory. A world may also have common knowledge: a fixed small
-world, the same inside every world, that a model can memorise. In each world
-some of these facts have changed, and memory of them is outdated.
+A world is a set of fictional entities, such as persons and cities, with facts
+about them. Every seed gives new facts, so that their answers can come only from
+search, not from a model's memory. A world may also contain common knowledge: a
+fixed small world, the same inside every world, that a model can memorise. In
+each world some of these facts have changed, so that a model's memory of them is
+outdated. A chain is a path of facts: the object of a fact is the subject of the
+next.
 
 In a hard world many entities have namesakes, and passages use other words than
 queries (`hard`).
@@ -58,11 +61,11 @@ class World:
 
   @functools.cached_property
   def kind_of(self) -> dict[str, str]:
-    """Kind of each name; names are unique over the whole world."""
+    """Kind of each name. Names are unique in the world."""
     return {n: kind for kind, group in self.entities.items() for n in group}
 
   def answers(self, name: str) -> tuple[str, ...]:
-    """Returns the right answers: the name, and the aliases of it alone."""
+    """Returns the right answers: a name, and aliases that no other name has."""
     kind = self.kind_of[name]
     others = {alias for other in self.entities[kind] if other != name
               for alias in names.aliases(kind, other)}
@@ -92,10 +95,12 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
     seed: Seed of the world; equal arguments give equal worlds.
     sizes: Number of entities of each kind; default SIZES.
     source: Source of name parts, 'known', 'fresh' or 'unseen'; see `names`.
-    common: Whether the world has common knowledge, too; the rest is unaffected.
-    outdated: Share of that knowledge that has changed, in (0, 1).
+    common: Whether the world also has common knowledge. Other facts are not
+      affected.
+    outdated: Fraction of the common knowledge that has changed, in (0, 1).
     hard: Whether the world has namesakes, and passages with other words than
-      queries. It may also be larger: 'known' parts then give some 500 cities.
+      queries. More names are then possible, such as some 500 cities for
+      'known'.
 
   Returns:
     A World in which every relation of every subject has one object.
@@ -122,13 +127,13 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
 
 @functools.cache
 def common_knowledge() -> World:
-  """Returns the world inside every world that has common knowledge."""
+  """Returns the world that every world with common knowledge contains."""
   return _drawn(0, COMMON_SIZES, 'common', np.random.default_rng(20253))
 
 
 @functools.cache
 def held_out() -> Set[Fact]:
-  """Returns the common facts that training never asks about: three in ten."""
+  """Returns the common facts, three in ten, that training never asks about."""
   keys = list(common_knowledge().facts)
   rng = np.random.default_rng(20254)
   return frozenset(keys[i] for i in rng.permutation(len(keys))[
@@ -156,7 +161,7 @@ def _drawn(seed: int, sizes: Mapping[str, int], source: names.NameSource,
 
 
 def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
-  """Returns common knowledge with new values for a share of its facts."""
+  """Returns common knowledge with new values for a fraction of its facts."""
   facts, rng = dict(fixed.facts), np.random.default_rng([seed, 20255])
   keys = list(facts)
   for i in rng.permutation(len(keys))[:round(share * len(keys))]:
@@ -167,12 +172,13 @@ def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
 
 
 def topic(world: World, chain: Chain) -> Topic | None:
-  """Returns the topic of a chain: where its answer can be known from.
+  """Returns the topic of a chain, which says where its answer is known.
 
   Returns:
-    'fresh': from this world alone; 'famous': from memory, too, because no fact
-    of the chain has changed; 'outdated': memory gives another answer; None: a
-    fact of the chain has changed, and yet memory gives the same answer.
+    'fresh' if the answer is only in this world. The other topics are for chains
+    of common knowledge. 'famous' if no fact of the chain has changed, so that
+    memory gives the right answer, too. 'outdated' if memory gives another
+    answer. None if a fact has changed, but memory gives the right answer.
   """
   if chain.start not in common_knowledge().kind_of or not world.memory:
     return 'fresh'
@@ -183,7 +189,10 @@ def topic(world: World, chain: Chain) -> Topic | None:
 
 
 def remembered(world: World, chain: Chain) -> tuple[str, ...]:
-  """Returns memory's value at each step of a chain of common knowledge."""
+  """Returns the value at each step of a chain, according to memory.
+
+  The chain must be one of common knowledge.
+  """
   values, here = [], chain.start
   for relation in chain.relations:
     here = world.memory[here, relation]
@@ -193,9 +202,9 @@ def remembered(world: World, chain: Chain) -> tuple[str, ...]:
 
 def chains(world: World, hops: int, rng: np.random.Generator,
            topics: Collection[Topic] = _FRESH) -> Iterator[Chain]:
-  """Yields random chains of `hops` facts that never return to an entity.
+  """Yields random chains of `hops` facts in which no entity occurs twice.
 
-  The chains are endless, unless a thousand tries in a row find none.
+  The iterator ends only if a thousand tries in a row find no chain.
 
   Args:
     world: World with the facts.

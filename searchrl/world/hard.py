@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hard wording: passages that state facts in other words than queries.
+"""Hard wording: passages that express facts in other words than queries.
 
-A query by name and relation shares only the name with the passage that states
-the fact. The entity has other passages, and its namesakes have theirs. An
-engine that compares words therefore finds the right passage only by luck, and
-an engine that represents the meaning of sentences finds it.
+A query by name and relation shares only the name with the passage that contains
+the fact. The entity has other passages, and so have its namesakes, which are
+entities with a similar name. An engine that compares words therefore finds the
+right passage only by chance. An engine that represents the meaning of sentences
+finds it.
 """
 
 from collections.abc import Sequence
@@ -63,14 +64,14 @@ _CONFUSED = 0.5  # share of passages that name a namesake, if there are any
 
 def articles(world: facts.World, rng: np.random.Generator
             ) -> list[tuple[str, str, tuple[facts.Fact, ...]]]:
-  """Writes a passage for each fact, and some that state none.
+  """Writes a passage for each fact, and some passages without facts.
 
   Args:
     world: World whose entities are described.
     rng: Generator of wording and distractors.
 
   Returns:
-    For each passage, its title, its text and the facts that it states.
+    For each passage, its title, its text and the facts that it contains.
   """
   same = _namesakes(world)
   result = []
@@ -116,7 +117,7 @@ def _text(world: facts.World, kind: str, name: str,
 
 
 def _other(group: Sequence[str], name: str, rng: np.random.Generator) -> str:
-  """Returns another name of a group, or this one if there is no other."""
+  """Returns another name of a group, or this name if there is no other."""
   place = int(rng.integers(len(group)))
   return group[(place + (group[place] == name)) % len(group)]
 

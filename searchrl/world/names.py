@@ -9,7 +9,7 @@ There are four sources of words:
   known    a fixed inventory, which an agent sees in training
   fresh    drawn anew each time; teaches to copy words never seen before
   unseen   words that no other source can ever draw: for evaluation
-  common   a second fixed inventory, used by common knowledge alone
+  common   a second fixed inventory, used only by common knowledge
 
 Namesakes are entities of hard worlds whose name is another name and a word of
 form ("New Korvik"). One entity's words therefore occur in the name of another.
@@ -59,7 +59,7 @@ _FORMS = {  # forms of namesakes by kind; {} is the stem
 
 
 def is_unseen(word: str) -> bool:
-  """Returns whether a word is kept out of training, as a quarter of them is."""
+  """Returns whether a word, one in four, is kept out of training."""
   return zlib.crc32(word.lower().encode()) % 4 == 0
 
 
@@ -88,7 +88,10 @@ def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
 
 def _inventory(sizes: Mapping[str, int], seed: int,
                taken: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-  """Returns new words of each part, as many as its size, and none taken."""
+  """Returns new words of each part, in the numbers of `sizes`.
+
+  None of them is in `taken`.
+  """
   inventory = {}
   for index, (part, size) in enumerate(sizes.items()):
     words = _words(np.random.default_rng([seed, index]), part, unseen=False)
@@ -153,7 +156,7 @@ def with_namesakes(rng: np.random.Generator, kind: str, stems: Iterator[str]
 
 
 def stem(kind: str, name: str) -> str:
-  """Returns the name without a namesake's form; itself, if it has none."""
+  """Returns a name without the word that makes it a namesake, if it has one."""
   for form in _FORMS[kind]:
     before, after = form.split('{}')
     if name.startswith(before) and name.endswith(after):
@@ -163,7 +166,7 @@ def stem(kind: str, name: str) -> str:
 
 def _pairs(rng: np.random.Generator, left: Iterator[str],
            right: Iterator[str]) -> Iterator[str]:
-  """Yields distinct pairs in random order, of at most 60 lefts, 80 rights."""
+  """Yields distinct pairs in random order, of at most 60 and 80 words."""
   lefts = [word for word, _ in zip(left, range(60))]
   rights = [word for word, _ in zip(right, range(80))]
   for cell in rng.permutation(len(lefts) * len(rights)):
@@ -174,7 +177,7 @@ def _pairs(rng: np.random.Generator, left: Iterator[str],
 def aliases(kind: str, name: str) -> tuple[str, ...]:
   """Returns other spellings of a name that count as a right answer.
 
-  They depend on the name alone, so that entities of one name share them.
+  They depend on the name only, so that entities of one name share them.
   """
   name = stem(kind, name)
   first, _, rest = name.partition(' ')

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scripted agent that searches a generated world, with habits.
 
-It knows the facts, plans, searches fact by fact, and answers; its habits decide
-how often it errs. A model that learns from it learns every skill, and also the
-habits. Reinforcement learning has to find out which of them pay.
+The agent knows the facts, plans, searches fact by fact, and answers. Its habits
+are the probabilities of errors. A model that learns from it learns every skill,
+and also the habits. Reinforcement learning must find out which of them pay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from searchrl.world import text
 
 
 class Piece(NamedTuple):
-  """A text that is tokenised on its own, as in a rollout."""
+  """A text that is tokenised separately, as in a rollout."""
 
   text: str
   weight: float  # loss weight of its tokens
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Classroom:
-  """A world, with its passages and its search engine."""
+  """A world, with the passages about it and a search engine for them."""
 
   world: facts.World
   stated: Mapping[facts.Fact, Passage]  # the passage that states each fact
@@ -36,7 +36,7 @@ class Classroom:
   eos: str  # text of the token that ends a turn without an action
 
   def states(self, passages: Sequence[Passage], fact: facts.Fact) -> bool:
-    """Returns whether one of the passages states a fact."""
+    """Returns whether one of the passages contains a fact."""
     return any(p.id == self.stated[fact].id for p in passages)
 
   def find(self, query: str, top_k: int) -> Sequence[Passage]:
@@ -47,7 +47,7 @@ class Classroom:
     return passages
 
   def other(self, passages: Sequence[Passage], name: str, rng) -> str:
-    """Returns another name from passages, else from the world."""
+    """Returns another name from passages, or else from the world."""
     joined = ' '.join(p.text for p in passages)
     names = [n for n in self.world.kind_of if n in joined and n != name]
     names = names or list(self.world.kind_of)
@@ -83,7 +83,7 @@ def demonstration(
     top_k: int = 2,
     max_turns: int = 6,
 ) -> list[Piece]:
-  """Returns a document in which an agent plans, searches, answers and errs.
+  """Returns a conversation in which an agent plans, searches and answers.
 
   Args:
     room: The world and its engine.
@@ -92,7 +92,7 @@ def demonstration(
     dialogue: The protocol; see `agent.dialogue`.
     habits: Probabilities of errors.
     top_k: Number of passages per search.
-    max_turns: Largest number of actions.
+    max_turns: Maximum number of actions.
 
   Returns:
     Pieces. The agent's turns have weight 1, and the texts that it reads 0.1.
@@ -144,7 +144,10 @@ def _plan(chain: facts.Chain, rng: np.random.Generator, habits: Habits
 
 def _read(room: Classroom, shown: Sequence[Passage], here: str, relation: str,
           rng: np.random.Generator, habits: Habits) -> str | None:
-  """Returns the agent's reading of the passages; None if the fact is absent."""
+  """Returns the value that the agent reads in passages, perhaps a wrong one.
+
+  The result is None if the passages do not contain the fact.
+  """
   value = room.world.facts.get((here, relation))
   if value is None or not room.states(shown, (here, relation)):
     return None
@@ -178,7 +181,7 @@ def _from_memory(world: facts.World, chain: facts.Chain, rng, recite: float
 
 
 def _distraction(room: Classroom, rng) -> str:
-  """Returns the name in a bad query: none, or an unrelated one."""
+  """Returns the name in a bad query: '', or the name of another entity."""
   names = list(room.world.kind_of)
   return '' if rng.random() < 0.4 else names[rng.integers(len(names))]
 

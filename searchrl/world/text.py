@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """English texts of a generated world: titled passages, and multi-hop questions.
 
-Both are the library's ordinary Passage and Question, so that no other module
+They have the library's types Passage and Question, so that no other module
 depends on whether a world is generated.
 """
 
@@ -72,23 +72,24 @@ DISTRACTORS = {
 
 
 def passages(world: facts.World) -> list[Passage]:
-  """Writes passages: facts about the entity in the title, and distractors.
+  """Writes passages with facts about the entity in the title, and distractors.
 
   There is one passage for each entity. In a hard world there are two or three,
-  with other wordings (see `hard`). Distractors mention other entities that are
-  not answers. Order, wording and number follow from the world's seed.
+  with other wordings (see `hard`). Distractors are sentences that mention other
+  entities, which are not answers. The world's seed determines the order, the
+  wording and the number of sentences.
   """
   return [passage for passage, _ in _written(world)]
 
 
 def stated(world: facts.World) -> dict[facts.Fact, Passage]:
-  """Returns the passage that states each fact."""
+  """Returns the passage that contains each fact."""
   return {fact: passage for passage, keys in _written(world) for fact in keys}
 
 
 def _written(world: facts.World
             ) -> list[tuple[Passage, Sequence[facts.Fact]]]:
-  """Returns every passage, with the facts that it states."""
+  """Returns every passage, with the facts that it contains."""
   rng = np.random.default_rng([world.seed, 1])
   articles = hard.articles(world, rng) if world.hard else [
       _article(world, kind, name, rng)
@@ -137,17 +138,17 @@ def questions(
   Args:
     world: World whose facts are the answers.
     per_hop: Number of questions of 1, 2, ... hops.
-    seed: Seed of the draw; another one gives other questions about the same
+    seed: Seed of the choice; another seed gives other questions about the same
       world.
     data_source: Prefix under which evaluation reports each hop count,
       '<data_source>_<hops>hop'.
     topics: Topics of the questions; see `facts.topic`.
     split: Split of the questions about common knowledge. 'train': no fact of
-      the chain is held out; 'test': the last one is; '': any.
+      the chain is held out; 'test': the last fact is held out; '': any.
 
   Returns:
-    Questions in order of hops. Of their gold answers the name is first, then
-    aliases. There may be fewer about common knowledge, which is limited.
+    Questions in order of hops. Their gold answers are the name, then its
+    aliases. There may be fewer questions about common knowledge.
 
   Raises:
     ValueError: The world has too few fresh chains of some length.
@@ -174,7 +175,7 @@ def questions(
 
 
 def _is_of(chain: facts.Chain, split: Split) -> bool:
-  """Returns whether a split allows a chain; all splits allow fresh ones."""
+  """Returns whether a chain is in a split. Fresh chains are in all splits."""
   common = facts.common_knowledge().kind_of
   if not split or chain.start not in common:
     return True
@@ -184,7 +185,10 @@ def _is_of(chain: facts.Chain, split: Split) -> bool:
 
 def _distinct(chains: Iterator[facts.Chain], count: int, times: int
              ) -> Iterator[facts.Chain]:
-  """Yields up to `count` chains of distinct questions from `times` as many."""
+  """Yields up to `count` chains whose questions are distinct.
+
+  At most `times` * `count` chains are tried.
+  """
   seen = set()
   for chain in itertools.islice(chains, times * count):
     if (chain.start, chain.relations) in seen:
