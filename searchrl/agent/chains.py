@@ -1,9 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Scripted turns of an agent that follows a chain of queries to the answer.
+"""Turns of a scripted agent that follows a chain of queries to the answer.
 
-The agent says what it looks for, searches for it, reads the answer of the hop,
-and goes on. Its first query may be a poor one, after which it searches again.
+A chain has one query per hop of the question, each with its answer. The agent
+says what it looks for, searches for it, reads the answer of the hop, and
+continues. Its first query may be poor: it does not find the answer, and the
+agent searches again. A script is a chain with the choice of such a query.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +37,7 @@ _DONE = ('', ' So I can answer.', ' That answers the question.',
 
 
 class Hop(NamedTuple):
-  """One search that a question needs, and what it finds."""
+  """One search that a question needs, and the answer that it must find."""
 
   query: str  # query in natural words
   answer: str  # text that the passages have to hold
@@ -53,9 +55,9 @@ def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
   """Returns the chain of a question's metadata, or None if it has none.
 
   Args:
-    metadata: Metadata, whose chain is [[query, answer], ...]. It may have
-      poor_queries, too, for each hop a list of texts, or of pairs of a query
-      and what it finds.
+    metadata: Metadata, whose chain is [[query, answer], ...]. It may also have
+      poor_queries: for each hop a list of queries, or of pairs of a query and
+      the text that it finds.
     place: Place of the question, for the error.
 
   Raises:
@@ -93,7 +95,7 @@ def _is_text(value: Any) -> bool:
 
 
 class Script(NamedTuple):
-  """How one question is answered: its chain, and a first query that misses."""
+  """Plan for one question: its chain, and perhaps a poor first query."""
 
   chain: Chain
   poor_query: str = ''  # '': the first query is that of the first hop
@@ -102,13 +104,15 @@ class Script(NamedTuple):
 
 def script(question: Question, chain: Chain, others: Sequence[Chain], *,
            retry_share: float, seed: int) -> Script:
-  """Returns the script of a question, drawn by the seed and the question's uid.
+  """Returns the script of a question.
+
+  The choice depends on the seed and the question's uid.
 
   Args:
     question: The question.
-    chain: Its chain.
-    others: Chains of all questions. The first query of another one is a poor
-      query, if the chain has none.
+    chain: Chain of the question.
+    others: Chains of all questions. If `chain` has no poor queries, the poor
+      query is the first query of another chain.
     retry_share: Probability that the first query is poor.
     seed: Seed of the choice.
   """
@@ -124,13 +128,13 @@ def script(question: Question, chain: Chain, others: Sequence[Chain], *,
 
 def write(script: Script, request: Request, turns: Sequence[Turn], *,
           dialogue: Dialogue, seed: int) -> str:
-  """Returns the text of the next turn; its wording is drawn by the seed.
+  """Returns the text of the next turn, in a random wording.
 
   Args:
     script: The script of the question.
     request: The question, and the number of its sample.
-    turns: Turns so far, with what was found.
-    dialogue: The protocol, whose form the text has.
+    turns: Turns so far, with the passages that were found.
+    dialogue: Protocol in which the turn is written.
     seed: Seed of the wording.
   """
   hops, poor = script.chain.hops, script.poor_query
@@ -161,7 +165,7 @@ def write(script: Script, request: Request, turns: Sequence[Turn], *,
 
 
 def found(answer: str, turn: Turn) -> bool:
-  """Returns whether the part of a passage that was read holds an answer."""
+  """Returns whether the part of a passage that was read contains an answer."""
   words = f' {normalise(answer)} '
   return words in f' {rewards.observed(turn)} ' and any(
       words in f' {normalise(f"{passage.title} {passage.text}")} '
@@ -175,7 +179,7 @@ def is_retry(script: Script, trajectory: Trajectory) -> bool:
 
 
 def misses(script: Script, trajectory: Trajectory) -> bool:
-  """Returns whether the answer of a hop was not found by its own query."""
+  """Returns whether the query of a hop did not find the hop's answer."""
   turns = trajectory.turns[is_retry(script, trajectory):]
   return any(number >= len(turns) or not found(hop.answer, turns[number])
              for number, hop in enumerate(script.chain.hops))

@@ -1,10 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates: puts a dialogue into the frame of a tokenizer's template.
+"""Chat templates: writes a dialogue in the form of a tokenizer's template.
 
-The template is rendered only at start-up, with placeholders for texts that are
-not known yet. The text that it writes around them is kept. A history is never
-rendered again, so a template that would later change it is refused here.
+The frame of a message is the text that the template writes around it. The
+template is rendered only at start-up, with placeholders for texts that are not
+known yet, and the frames are kept. A history is never rendered again.
+Therefore a template that would later change it is refused here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ _WAY_OUT = ('Choose another dialogue, or put a chat_template.jinja beside '
 
 
 def brief(tokenizer) -> Dialogue:
-  """Returns a prompt of one line in the chat template: `dialogue.laptop`'s.
+  """Returns `dialogue.laptop`, with a prompt of one line, in the chat template.
 
   It is for models that are tuned on demonstrations, which need no instructions.
   """
@@ -76,7 +77,7 @@ def in_one_turn(plain: Dialogue, tokenizer, system: str | None = None
   Args:
     plain: The dialogue without a template.
     tokenizer: The tokenizer; see `agent.tokenizer`.
-    system: The system message; None leaves it to the template.
+    system: The system message; None uses the template's default.
 
   Raises:
     ValueError: There is no chat template, or it cannot frame a question.
@@ -96,8 +97,8 @@ def frame_question(dialogue: Dialogue, render: Render,
 
   Args:
     dialogue: The dialogue without a frame.
-    render: Function messages -> text; see `Tokenizer.render`.
-    system: The system message; None leaves it to the template.
+    render: Function from messages to text; see `Tokenizer.render`.
+    system: The system message; None uses the template's default.
 
   Raises:
     ValueError: The template changes the message, or does not write it exactly
@@ -137,7 +138,10 @@ def first_messages(dialogue: Dialogue, question: str,
 
 
 def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
-  """Returns the text from the last message to a special token, or ''."""
+  """Returns the template's text from the last message to a special token.
+
+  It is '' if there is no such token.
+  """
   _, content, text = render(messages).rpartition(messages[-1]['content'])
   for id_ in tokenizer.encode(text) if content else ():
     token = tokenizer.token(id_)
@@ -154,8 +158,8 @@ def end_ids(tokenizer, end: str) -> tuple[int, ...]:
 def turn_ends(tokenizer) -> tuple[int, ...]:
   """Returns the id with which the chat template ends a turn of the assistant.
 
-  Returns () if there is no template, or one that refuses a question and an
-  answer or ends the answer without a special token.
+  Returns () if there is no template, if the template refuses a question and an
+  answer, or if it ends the answer without a special token.
   """
   if not tokenizer.has_chat_template:
     return ()
@@ -168,7 +172,7 @@ def turn_ends(tokenizer) -> tuple[int, ...]:
 
 
 def ends(tokenizer) -> tuple[int, ...]:
-  """Returns all ids that end a sequence or a turn, those of the files first.
+  """Returns all ids that end a sequence or a turn, those of files first.
 
   A rollout stops at them, and an exported model names them.
   """
@@ -178,13 +182,13 @@ def ends(tokenizer) -> tuple[int, ...]:
 def last_id(tokenizer) -> int:
   """Returns the id that is written after a finished text of the policy.
 
-  It is the one of the chat template, if there is one.
+  It is the end of a turn in the chat template, if there is one.
   """
   return (*turn_ends(tokenizer), *tokenizer.eos_ids)[0]
 
 
 class Exchange(NamedTuple):
-  """The template's text around the answer of a tool."""
+  """The frame of a tool's answer: the template's text around it."""
 
   turn_end: str  # text that ends the assistant's turn
   before: str  # text from there to the tool's answer
@@ -201,8 +205,8 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
     dialogue: The dialogue, whose first message comes before the assistant's
       first turn.
     tokenizer: The tokenizer, whose special tokens end a turn.
-    render: Function messages -> text.
-    system: The system message; None leaves it to the template.
+    render: Function from messages to text.
+    system: The system message; None uses the template's default.
     tool: Name of the tool that answers.
 
   Raises:
@@ -238,7 +242,7 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
 
 
 def _json_levels(text: str, before: str, after: str) -> int:
-  """Returns the number of nested JSON strings that hold _ODD, the answer."""
+  """Returns the number of nested JSON strings that contain _ODD, the answer."""
   for levels in (0, 1):
     if text.endswith(before + dialogues.in_json(_ODD, levels) + after):
       return levels
@@ -258,10 +262,11 @@ def check_append_only(render: Render, messages: Sequence[Message],
   """Raises if the template later changes the text of a history.
 
   Args:
-    render: Function messages -> text.
-    messages: A whole conversation.
-    counts: Ascending numbers of messages. The text of each number must be a
-      prefix of the next one's, and include the content of all its messages.
+    render: Function from messages to text.
+    messages: All messages of a conversation.
+    counts: Ascending numbers of messages. For each number, the text of the
+      first messages must include their contents, and be a prefix of the text
+      for the next number.
 
   Raises:
     ValueError: A text is not such a prefix or lacks a content; the error names
@@ -286,7 +291,7 @@ def check_append_only(render: Render, messages: Sequence[Message],
 
 
 def _check_start(render: Render, messages: Sequence[Message]) -> None:
-  """Raises unless the assistant's text directly follows the generation prompt.
+  """Raises an error unless the turn directly follows the generation prompt.
 
   The last two messages are the assistant's and a tool's.
   """
@@ -300,7 +305,7 @@ def _check_start(render: Render, messages: Sequence[Message]) -> None:
 
 
 def _change(earlier: str, text: str) -> str:
-  """Describes the lost placeholder; '' if all placeholders are still there."""
+  """Returns which placeholder was lost, as text; '' if none was."""
   for word, number in _WORD.findall(earlier):
     if word + number not in text:
       return f'drops {_WORDS[word]}' + (number and f' {int(number) + 1}')
@@ -308,7 +313,7 @@ def _change(earlier: str, text: str) -> str:
 
 
 def difference(text: str, other: str) -> tuple[str, str]:
-  """Returns both texts near the place where they begin to differ."""
+  """Returns both texts near the position where they begin to differ."""
   same = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b),
               min(len(text), len(other)))
   near = slice(max(same - 20, 0), same + 40)
@@ -316,12 +321,12 @@ def difference(text: str, other: str) -> tuple[str, str]:
 
 
 def _turn(form: str, number: int) -> Message:
-  """Returns a turn of the assistant."""
+  """Returns a message of the assistant."""
   return {'role': 'assistant', 'content': form.replace('#', str(number))}
 
 
 def _exchanges(form: str, count: int, tool: str) -> list[Message]:
-  """Returns turns of the assistant, each followed by the tool's answer."""
+  """Returns messages of the assistant, each followed by a tool's answer."""
   return [message for n in range(count) for message in (
       _turn(form, n), tool_message(n, f'{{"result": "Result{n}"}}', tool))]
 

@@ -14,14 +14,14 @@ from searchrl.trajectory import Trajectory, Turn
 def right(trajectories: Sequence[Trajectory],
           reward: Callable[[Trajectory], float], *, most: int, balance: float
          ) -> list[Trajectory]:
-  """Returns the right trajectories, not too many of a kind: rejection sampling.
+  """Returns trajectories with right answers, for rejection sampling.
 
   Args:
     trajectories: Trajectories, several per question.
-    reward: Reward function; a trajectory is right if its reward is 1.
+    reward: Reward function. An answer is right if its reward is 1.
     most: Maximum number that is kept per question; the first ones are kept.
-    balance: Maximum size of a hop count, as a multiple of the rarest one's; 0:
-      no limit.
+    balance: Maximum number for each hop count, as a multiple of the number for
+      the rarest hop count; 0: no limit.
 
   Source: Yuan et al. 2023, arXiv:2308.01825; the baseline of Search-R1.
   """
@@ -48,12 +48,12 @@ def _first(limit: int, trajectories: Iterable[Trajectory],
 
 def segments(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
             ) -> dict[str, Any]:
-  """Returns a line of fine-tuning data that trains on the policy's text alone.
+  """Returns a line of fine-tuning data that trains only on the policy's text.
 
   The texts have the special tokens of the chat template, and those with which
-  the policy ended its turns. Text after a stop string is left out. What the
-  policy reads has the ids of the rollout, so that a passage that was cut, or
-  that spells a special token, may be several segments.
+  the policy ended its turns. Text after a stop string is left out. Text that
+  the policy reads keeps the ids of the rollout. A passage that was cut, or that
+  spells a special token, may therefore be several segments.
 
   Args:
     trajectory: The trajectory.
@@ -68,7 +68,7 @@ def segments(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
 
 
 def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
-  """Returns the segments of a turn; one, unless it spells a special token."""
+  """Returns the segments of a turn, several if it spells a special token."""
   unread = tokenizer.decode(turn.action_tokens).removeprefix(turn.text)
   text = tokenizer.write(turn.action_tokens).removesuffix(unread)
   special = [[id_ for id_ in ids if id_ in tokenizer.special_ids]
@@ -80,11 +80,11 @@ def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
 
 def exact(ids: Sequence[int], tokenizer, *, trained: bool = False,
           first: bool = False) -> list[Segment]:
-  """Returns segments with exactly these ids, as few and as readable as can be.
+  """Returns segments with exactly these ids, preferably few and readable.
 
-  Most ids are one text. A new segment begins where two texts that were encoded
-  apart would merge, and where a special token is plain text. A part of a
-  character, at which a passage was cut, is written as ids.
+  Usually one text gives all ids. A new segment begins where two texts that were
+  encoded separately would merge, and where a special token is plain text. If a
+  passage was cut within a character, the rest is written as ids.
 
   Args:
     ids: Ids of a part of a conversation.
@@ -105,8 +105,7 @@ def exact(ids: Sequence[int], tokenizer, *, trained: bool = False,
 
 def _longest(ids: tuple[int, ...], tokenizer, trained: bool, first: bool
             ) -> tuple[Segment, int]:
-  """Returns the longest segment whose ids these begin with, and their number.
-  """
+  """Returns the longest segment with which the ids begin, and its length."""
   best = Segment('', trained, ids=ids[:1]), 0
   for special in (True, False):
     piece = _text(ids, tokenizer, trained, special, first)

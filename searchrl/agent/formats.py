@@ -10,9 +10,9 @@ Only white space may be between blocks and after the last. Source:
 arXiv:2505.15117 (the Study), Appendix C. Four rules are ours: No markers of a
 chat template are required, because only the response is judged. A <think> that
 the prompt leaves open counts (R1-Distill). Tokens that end a turn are removed
-first. The rest of the token that closes a search or an answer, such as the full
-stop of `>.`, is not read (`tag_parser.until_stop`). In the tool protocol, by
-analogy, <tool_call> is the search.
+first. The token that closes a search or an answer may have further characters,
+such as the full stop of `>.`; they are not read (`tag_parser.until_stop`). In
+the tool protocol, <tool_call> counts as the search.
 """
 
 from collections.abc import Sequence
@@ -42,12 +42,12 @@ TOOLS = Blocks('tool_call', 'tool_response', tools.TOOL_STOPS)
 
 def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
              needs_search: bool = False, tools: Sequence[str] = ()) -> bool:
-  """Returns whether a response is only complete blocks in the right order.
+  """Returns whether a response consists of complete blocks in the right order.
 
   Args:
     response: Text after the prompt.
     prompt: Text of the prompt. If it ends with an open <think>, this counts as
-      the response's.
+      a part of the response.
     blocks: Names of the tags; other tags are plain text.
     needs_search: True if a response without a search is invalid.
     tools: Names of tools other than the search that have tags.
@@ -114,11 +114,11 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
 
 
 def _read(turn: Turn, blocks: Blocks) -> str:
-  """Returns a turn as it is read, and its observation.
+  """Returns a turn in the form that is checked, and its observation.
 
-  Chat templates frame a tool's answer in many ways. It becomes a bare, empty
-  block. Templates may also open the next thought, which is kept. A call without
-  tags gets them.
+  Chat templates frame a tool's answer in many ways. The observation becomes an
+  empty block without this frame. If the template opens the next thought, this
+  is kept. A call without tags gets tags.
   """
   text = tag_parser.until_stop(turn.text, blocks.stops)
   if blocks is not TOOLS or not (turn.observation and turn.action.is_call):

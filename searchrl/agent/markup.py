@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neutralises markup: breaks tags and control words in text from outside.
 
-A retriever's text is data. There are three protections: Only ids that the
-policy sampled are parsed. Data is encoded without special tokens. And here, a
-passage cannot even show the policy text that looks like a tag.
+A retriever's text is data, not instructions. There are three protections. Only
+ids that the policy sampled are parsed. Data is encoded without special tokens.
+And in this module, text in a passage that looks like a tag is changed.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _MARKS = re.compile(rf'[\n\t]{_OTHERS}+|{_OTHERS}{{31,}}')
 
 @functools.cache
 def _mark(tags: tuple[str, ...]) -> re.Pattern:
-  """Returns the pattern of a bracket to break, also before further tags.
+  """Returns the pattern of a bracket to break, given further names of tags.
 
   It also finds < at the end of a text, where a tag may be completed.
   """
@@ -45,12 +45,12 @@ def _mark(tags: tuple[str, ...]) -> re.Pattern:
 
 
 def neutralise(text: str, tags: tuple[str, ...] = ()) -> str:
-  r"""Returns the text with its tags and control words broken; idempotent.
+  r"""Returns the text with its tags and control words broken.
 
-  Format and control characters are removed, so that they cannot hide a tag.
-  The bracket before a tag's name is replaced by one that no parser accepts.
-  Look-alike letters and brackets (full-width, mathematical and all others that
-  NFKC makes equal) count as the plain ones.
+  A second call changes nothing. Format and control characters are removed, so
+  that they cannot hide a tag. The bracket before a tag's name is replaced by
+  one that no parser accepts. Look-alike letters and brackets (full-width,
+  mathematical and all others that NFKC makes equal) count as the plain ones.
 
   Combining marks at the start of a line are removed, because JSON writes the
   line break as \\n and the marks would turn the n into another letter. Marks
@@ -82,7 +82,7 @@ def _has_bracket(text: str) -> bool:
 
 
 def _visible(text: str) -> str:
-  """Returns the text in NFC, without controls and with few marks in a row."""
+  """Returns the text in NFC, without control characters and surplus marks."""
   if text.isascii():
     return _CONTROLS_OF_ASCII.sub('', text)
   for c in set(text) - {'\n', '\t'}:
@@ -99,7 +99,7 @@ def _few_marks(text: str) -> str:
 
 
 def _thinned(marks: re.Match) -> str:
-  """Keeps at most 30 combining marks in a row, and none after a line break."""
+  """Returns at most 30 combining marks, and none after a line break."""
   characters, row = [], 0
   for c in marks[0]:
     row = row + 1 if unicodedata.combining(c) else 0
@@ -122,7 +122,7 @@ def _plain(text: str) -> tuple[str, Sequence[int]]:
 
 
 def _folded(c: str) -> str:
-  """Returns what a reader sees of a character, in NFKC."""
+  """Returns a character as a reader sees it, in NFKC."""
   if c in _UNSEEN:
     return ''
   return ' ' if c == _SPACE else unicodedata.normalize('NFKC', c)

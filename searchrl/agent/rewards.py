@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards: exact match (EM), subEM, F1, and those of the Study with the format.
+"""Rewards: exact match (EM), subEM, F1, and the Study's rewards of the format.
 
 A reward is a function (trajectory) -> float, named `module:function` in a
-config, so users can bring their own. A function (trajectories) -> Scores scores
-a whole round. A function of options alone returns a `Judge`, which can be
-either. A trajectory without an answer gets 0.
+config, so that users can write their own. A function (trajectories) -> Scores
+scores a whole round. A function of options alone returns a `Judge`, which can
+be either. A trajectory without an answer gets 0.
 
 The answer is the first block that the policy closes with </answer>, even inside
 a thought. The tag ends the turn and, unless the block is empty, the trajectory,
@@ -28,7 +28,7 @@ Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
 @dataclasses.dataclass(frozen=True)
 class JudgeError:
-  """The outcome of a judge that failed; its trajectory is not trained on."""
+  """A result of a judge that failed. The trajectory is not trained on."""
 
   kind: str  # 'timeout', 'unavailable', 'no_verdict', ...
   detail: str = ''
@@ -39,7 +39,7 @@ RewardFn = Callable[[Trajectory], float | Scores | JudgeError]
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-  """A judge of finished trajectories; none was ended by a failed search.
+  """A judge of finished trajectories, none of which a failed search ended.
 
   Trajectories with the same `Trajectory.group` are samples of one question.
   """
@@ -69,7 +69,7 @@ def each(reward: RewardFn) -> Judge:
 
 
 def normalised(gold_answers: Iterable[str]) -> list[str]:
-  """Returns the gold answers normalised, without those that are empty then.
+  """Returns the gold answers normalised, without those that become empty.
 
   An empty text would match everything.
   """
@@ -88,7 +88,9 @@ def cover_match(answer: str, gold_answers: Sequence[str]) -> float:
 
 
 def token_f1(answer: str, gold_answers: Sequence[str]) -> float:
-  """Returns the harmonic mean of token precision and recall, the best of all.
+  """Returns the largest F1 of the answer's tokens over the gold answers.
+
+  F1 is the harmonic mean of precision and recall.
   """
   words = normalise(answer).split()
   best = 0.0
@@ -145,9 +147,10 @@ def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
     invalid: Reward of a wrong answer in a wrong format, in [0, 1]: 0 in the
       paper, 0.1 in its published code.
     fatal: True to give 0 to a wrong format, whatever the answer.
-    mixed_only: True to use exact match alone in groups that are all right or
-      all wrong. Else an all-wrong group is trained on the format alone, and the
-      shortest valid response, an answer without a search, wins.
+    mixed_only: True to use only exact match in groups whose answers are all
+      right or all wrong. Otherwise an all-wrong group is trained only on the
+      format, which favours the shortest valid response: an answer without a
+      search.
     needs_search: True if a response without a search is invalid.
 
   Raises:
@@ -187,8 +190,9 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
   """Returns the judge of `format_em` that also rewards a successful search.
 
   A valid response with a wrong answer gets lambda_f + lambda_r if a gold answer
-  is in a passage that the policy read. An invalid response gets nothing for it.
-  The weight lambda_r is in [0, 1]. The other options are those of `format_em`.
+  is in a passage that the policy read. An invalid response gets no reward for
+  the passage. The weight lambda_r is in [0, 1]. The other options are those of
+  `format_em`.
 
   Raises:
     ValueError: An option is outside its range.
@@ -205,7 +209,7 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
 
 
 def found_gold(trajectory: Trajectory) -> bool:
-  """Returns whether a gold answer is in the part of a passage that was read."""
+  """Returns whether the part of a passage that was read has a gold answer."""
   gold_answers = normalised(trajectory.question.answers)
   return any(gold in normalise(f'{passage.title} {passage.text}')
              and gold in observation
@@ -232,7 +236,10 @@ def _format(trajectory: Trajectory, needs_search: bool) -> float:
 
 def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
           ) -> Callable[..., float]:
-  """Returns equations 3 and 4 of the Study, linear in the answer's score."""
+  """Returns the reward of equations 3 and 4, linear in the answer's score.
+
+  The equations are those of the Study.
+  """
   for name, value in (('lambda_f', lambda_f), ('lambda_r', lambda_r),
                       ('invalid', invalid)):
     if not isinstance(value, (int, float)) or not 0 <= value <= 1:
@@ -253,7 +260,7 @@ def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
 
 def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
               equation: Callable[..., float], mixed_only: bool) -> Judge:
-  """Returns the judge whose rewards are an equation of their parts."""
+  """Returns the judge whose reward is an equation of several parts."""
   def scores(trajectory: Trajectory) -> Scores:
     parts = parts_of(trajectory)
     return Scores(equation(*parts.values()), parts=parts)
@@ -261,7 +268,7 @@ def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
 
 
 def _in_mixed_groups(scores: Callable[[Trajectory], Scores]) -> Judge:
-  """Returns a judge that uses `scores` where a group has mixed outcomes.
+  """Returns a judge that uses `scores` in groups with mixed outcomes.
 
   In a group whose answers are all right or all wrong, it uses exact match.
   """

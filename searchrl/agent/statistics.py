@@ -27,7 +27,7 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns rewards, scores, their parts, and the shares of stop reasons."""
+  """Returns rewards, scores and their parts, and fractions of stop reasons."""
   values = _spread('critic/score', [
       t.outcome_reward for t in trajectories if t.outcome_reward is not None])
   values |= _spread('critic/rewards', [
@@ -60,7 +60,7 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns lengths, and the share of tokens that the policy did not sample."""
+  """Returns lengths, and the fraction of tokens that were not sampled."""
   sampled = sum(sum(t.loss_mask) for t in trajectories)
   tokens = sum(len(t.tokens) for t in trajectories)
   return {
@@ -74,7 +74,7 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns numbers of turns, and of turns with a valid action."""
+  """Returns metrics of the numbers of turns and of valid actions."""
   turns = [len(t.turns) for t in trajectories]
   valid = [[turn.action.kind != 'invalid' for turn in t.turns]
            for t in trajectories]
@@ -116,7 +116,9 @@ def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _other_tools(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns calls and wrong calls per trajectory of each tool but the search.
+  """Returns the numbers of calls and failed calls per trajectory, by tool.
+
+  The search is left out.
   """
   calls = [(turn.action.kind, turn.is_tool_error) for t in trajectories
            for turn in t.turns if turn.observation_tokens
@@ -130,9 +132,10 @@ def _other_tools(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _by_hop(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns the shares of searches that find a gold answer: last hop, before.
+  """Returns fractions of the searches that find a gold answer.
 
-  The nth search of a trajectory counts as the search for the nth hop.
+  There is one for the last hop, and one for all earlier hops. The nth search
+  of a trajectory counts as the search for the nth hop.
   """
   searches = [(_finds_answer(t), t.question.hops) for t in trajectories]
   return {
@@ -144,8 +147,7 @@ def _by_hop(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _finds_answer(trajectory: Trajectory) -> list[bool]:
-  """Returns, for each search, whether a gold answer is in one of its passages.
-  """
+  """Returns for each search whether one of its passages has a gold answer."""
   return [any(rewards.cover_match(f'{p.title} {p.text}',
                                   trajectory.question.answers)
               for p in turn.passages)

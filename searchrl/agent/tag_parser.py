@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Parser of the tag protocol: the action that the text of a turn ends with.
+"""Parser of the tag protocol: finds the action at the end of a turn's text.
 
 A turn is read up to its first stop string (`until_stop`), because a token such
-as `>.` may go on after it.
+as `>.` may have further characters after it.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
 
   Args:
     text: Text of the turn.
-    tools: Tools that the policy may call; (): a search alone.
+    tools: Tools that the policy may call; (): the search only.
   """
   names = tuple(tool.name for tool in tools) or ('search',)
   action = closing_block(until_stop(text, tag_stops(names)), names)
@@ -91,7 +91,7 @@ def _arguments(tool: Tool, text: str) -> dict[str, Any]:
 
 
 def closing_block(text: str, names: tuple[str, ...] = ('search',)) -> Action:
-  """Returns the action whose block ends a text, else 'invalid'.
+  """Returns the action whose block ends a text, or an invalid action.
 
   Args:
     text: Text of a turn, as `until_stop` cuts it.

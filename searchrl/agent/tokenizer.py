@@ -34,7 +34,7 @@ class Tokenizer:
     eos_ids: Ids that the model's files name as ends of a sequence. The chat
       template may use another one; see `chat.ends`.
     pad_id: Id that fills arrays; it has no meaning.
-    leading_space: Text to write before the first word of a text: ' ' for
+    leading_space: Text that must be written before a text's first word: ' ' for
       SentencePiece, whose words begin with a space, else ''.
   """
 
@@ -83,8 +83,9 @@ class Tokenizer:
   def encode_first(self, text: str, *, special: bool = True) -> tuple[int, ...]:
     """Returns ids of a text that begins a sequence.
 
-    They are those of the tokenizer's own call: `start_ids`, and SentencePiece's
-    space before the first word. A text that writes BOS itself has it once.
+    They are the same as those of the tokenizer's own call: they begin with
+    `start_ids`, and with SentencePiece's space before the first word. If the
+    text itself begins with BOS, it is not added again.
 
     Args:
       text: The text.
@@ -108,18 +109,20 @@ class Tokenizer:
                         if whole[i:i + len(plain)] == plain), 0)]
 
   def encode_data(self, text: str) -> tuple[int, ...]:
-    """Returns ids of text from outside; '<|im_end|>' in it is ten characters.
+    """Returns ids of text from outside, which have no special token.
+
+    For example, '<|im_end|>' in the text is encoded as ten characters.
 
     Raises:
-      ValueError: The ids include a special token all the same. The unknown
+      ValueError: The ids nevertheless include a special token. The unknown
         token is allowed, because some tokenizers cannot write every character.
     """
     return self._encode_data([text])[0]
 
   def encode_passages(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Returns what `encode_data` returns for each text.
+    """Returns the result of `encode_data` for each text.
 
-    The texts are encoded in one batch, on all cores. Recent ones are kept,
+    The texts are encoded in one batch, on all cores. Recent results are kept,
     because the samples of a question find the same passages.
     """
     ids = {text: self._known[text] for text in texts if text in self._known}
@@ -151,10 +154,10 @@ class Tokenizer:
         list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
   def write(self, ids: Sequence[int], *, first: bool = False) -> str:
-    """Returns the text of ids with special tokens, as data files write it.
+    """Returns the text of ids with special tokens, for data files.
 
     Args:
-      ids: Ids whose text `encode` reads back, if it is split as usual.
+      ids: Ids that `encode` gives for the text, if the text is split as usual.
       first: True if they begin a sequence, for `encode_first`.
     """
     anchor = self._anchor_ids if self._anchor and not first else ()
@@ -165,13 +168,12 @@ class Tokenizer:
     return text.removeprefix(before)
 
   def token(self, id_: int) -> str:
-    """Returns an id's entry in the vocabulary; for a special token, its text.
-    """
+    """Returns an id's entry in the vocabulary, or its text if it is special."""
     return self._fast.convert_ids_to_tokens(int(id_))
 
   @property
   def has_chat_template(self) -> bool:
-    """True if `render` can write messages at all."""
+    """True if there is a chat template, which `render` needs."""
     return bool(self._fast.chat_template)
 
   def render(self, messages: Sequence[Mapping[str, Any]], *,
@@ -179,7 +181,7 @@ class Tokenizer:
     """Writes a conversation by the tokenizer's chat template.
 
     The generation prompt is at the end, unless the last message is the
-    assistant's. Today's date is always the same day.
+    assistant's. If the template writes today's date, it is a fixed day.
 
     Raises:
       ValueError: There is no template, or it refuses these messages.
@@ -260,7 +262,7 @@ class Tokenizer:
 
 
 def _piece_reader(decoder) -> Callable[[str], bytes]:
-  """Returns a function from a piece of the vocabulary to its bytes."""
+  """Returns a function from an entry of the vocabulary to its bytes."""
   join = ' '.join if decoder is None else decoder.decode
   if _is_byte_level(decoder):
     to_byte = {c: b for b, c in _byte_characters().items()}
@@ -280,7 +282,7 @@ def _piece_reader(decoder) -> Callable[[str], bytes]:
 
 
 def _is_byte_level(decoder) -> bool:
-  """Returns whether each character of a piece stands for a byte."""
+  """Returns whether each character of an entry represents a byte."""
   return decoder is not None and decoder.decode(['Ġ']) == ' '
 
 
@@ -326,7 +328,7 @@ def load(folder: str) -> Tokenizer:
 
 
 def _eos_ids(path: pathlib.Path) -> tuple[int, ...]:
-  """Returns the ids that end a sequence by a JSON file; () if it names none."""
+  """Returns the ids that a JSON file names as ends of a sequence, or ()."""
   if not path.is_file():
     return ()
   try:

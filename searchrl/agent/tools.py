@@ -4,10 +4,10 @@
 
 For a search, the policy writes <tool_call>{"name": "search", "arguments": {"query_list":
 ["..."]}}</tool_call>, with one or more queries per call. The passages come back
-as the answer of a tool, in the frame of the tokenizer's chat template. Dr. Zero
-(arXiv:2601.07055) and DSPO (arXiv:2510.09255) use it.
+as a tool's answer, which the tokenizer's chat template frames. Dr. Zero
+(arXiv:2601.07055) and DSPO (arXiv:2510.09255) use this protocol.
 
-The call of any other tool has its name and the arguments of its schema.
+The call of any other tool has the tool's name and the arguments of its schema.
 
 The chat templates of Llama 3 write a call without tags, {"name": "search",
 "parameters": {...}}. With such a template, this form is a call, too.
@@ -48,20 +48,18 @@ _NATIVE = ('Answer the question below. First think, between <think> and '
 
 
 def dr_zero(tokenizer) -> Dialogue:
-  """Returns Dr. Zero's solver, which adds no system message to the template's.
-  """
+  """Returns Dr. Zero's solver dialogue, without a system message of its own."""
   return make(tokenizer, template=solver_template())
 
 
 def dspo(tokenizer) -> Dialogue:
-  """Returns DSPO's dialogue: like verl's search example, with a system message.
-  """
+  """Returns DSPO's dialogue: verl's search example and a system message."""
   return make(tokenizer, template=solver_template(),
               system='You are a helpful and harmless assistant.')
 
 
 def native(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
-  """Returns a dialogue of ours with any tools, listed by the chat template."""
+  """Returns our dialogue for any tools, which the chat template lists."""
   return make(tokenizer, template=_NATIVE, tools=tools)
 
 
@@ -160,17 +158,17 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
   """Parses one turn strictly.
 
   The turn is read up to the first </tool_call> or </answer>. A call is the
-  block that the first tag closes, if it holds a JSON object with only name and
-  arguments, which the chat template of Llama asks for as parameters. For a
-  search, these are 1 to `max_queries` non-empty strings under query_list; the
-  arguments of any other tool are an object, which the tool checks. An answer is
-  a block as in the tag protocol. Everything else is invalid.
+  block that </tool_call> closes, if it contains a JSON object with only a name
+  and arguments; Llama's chat template calls the arguments parameters. A search
+  has 1 to `max_queries` non-empty strings under query_list. The arguments of
+  any other tool are an object, which the tool checks. An answer is a block as
+  in the tag protocol. Everything else is invalid.
 
   Args:
     text: The turn's text.
     max_queries: Maximum number of queries.
-    bare: True if a turn that is nothing but a call's JSON object, after a
-      thought or none, is a call as well. <|python_tag|> may precede it.
+    bare: True if a turn is also a call if it has the JSON object without tags.
+      A thought may precede the object, and so may <|python_tag|>.
     names: Names of the tools.
   """
   text = tag_parser.until_stop(text, TOOL_STOPS)
@@ -192,15 +190,13 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
 
 
 def in_tags(text: str) -> str:
-  """Returns a turn that is a call without tags with tags; others as they are.
-  """
+  """Returns a call without tags with tags, and any other turn unchanged."""
   match = _BARE.fullmatch(tag_parser.without_turn_end(text))
   return f'{match[1]}<tool_call>{match[2]}</tool_call>' if match else text
 
 
 def _read_call(call: str) -> tuple[str, dict[str, Any]]:
-  """Returns the name and the arguments of a call; ('', {}) if it is not valid.
-  """
+  """Returns the name and the arguments of a call; ('', {}) if invalid."""
   try:
     body = json.loads(call, object_pairs_hook=_unique)
     if body.get('type') == 'function':  # which Llama 3.1 writes
@@ -216,7 +212,7 @@ def _read_call(call: str) -> tuple[str, dict[str, Any]]:
 
 
 def _queries(arguments: dict[str, Any]) -> tuple[str, ...]:
-  """Returns the queries of a search's arguments; () if they are not valid."""
+  """Returns the queries of a search's arguments; () if they are invalid."""
   queries = arguments.get('query_list')
   if arguments.keys() != {'query_list'} or not isinstance(queries, list) or (
       not all(isinstance(query, str) for query in queries)):
@@ -226,7 +222,7 @@ def _queries(arguments: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-  """Makes an object; raises a ValueError if a key occurs twice."""
+  """Returns an object; raises a ValueError if a key occurs twice."""
   if len(dict(pairs)) < len(pairs):
     raise ValueError('a key occurs twice')
   return dict(pairs)
@@ -245,13 +241,15 @@ def tool_turn(thought: str, action: Action) -> str:
 
 
 def tool_passage(number: int, passage: Passage) -> str:
-  """Returns one passage as the tool writes it; `number` counts from 1."""
+  """Returns the text of one passage; `number` counts from 1."""
   title, text = neutralise(passage.title), neutralise(passage.text)
   return f'Doc {number} (Title: "{title}")\n{text}'
 
 
 def _passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
-  """Returns `tool_passage`, or, if the policy can open passages, with their ids.
+  """Returns the function that writes a passage.
+
+  It is `tool_passage`. If the policy can open passages, their ids are added.
   """
   if not any(tool.name == 'open' for tool in tools):
     return tool_passage
@@ -261,7 +259,7 @@ def _passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
 
 def by_query(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
-  """Returns each query's passages, numbered from 1; '---' parts the queries."""
+  """Returns each query's passages, numbered from 1; '---' separates queries."""
   pieces: list[str] = []
   for passages in results:
     texts = [write(n, p) for n, p in enumerate(passages, start=1)] or [_NOTHING]

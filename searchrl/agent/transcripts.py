@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes finished conversations as ids, with a mask of the trained ones.
+"""Encodes finished conversations as ids, with a mask of the trained ids.
 
 They are encoded piece by piece, as in a rollout. Each text of the policy is a
-piece of its own, so that its ids are ones that the policy could have sampled.
+separate piece, so that the policy could have sampled its ids.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from searchrl.texts import Segment
 
 
 class Transcript(NamedTuple):
-  """A conversation as a model reads it."""
+  """A conversation as token ids, with a mask of the trained ids."""
 
   ids: tuple[int, ...]
   trained: tuple[bool, ...]  # one entry per id; True: trained on
@@ -28,7 +28,8 @@ def of_segments(segments: Iterable[Segment | tuple[str, bool]], tokenizer,
                 ends: bool = False) -> Transcript:
   """Encodes segments one by one.
 
-  The first begins a sequence, so the tokenizer's BOS comes before it, once.
+  The first segment begins a sequence and therefore has one BOS before it, if
+  the tokenizer has a BOS.
 
   Args:
     segments: Segments, or pairs of a text and True if it is trained on.
@@ -69,8 +70,9 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
   """Encodes messages in the frame of the tokenizer's chat template.
 
   Only the assistant's turns are trained on, from the end of their generation
-  prompt to the token that ends them. An end that a turn's content has itself is
-  not doubled. All text after the last such turn is left out. Special tokens in the messages of others are data, as in a rollout.
+  prompt to the token that ends them. If a turn's content already has this
+  token, it is not added again. All text after the last such turn is left out.
+  Special tokens in other messages are encoded as plain text, as in a rollout.
 
   Args:
     messages: Dicts of role and content. At least one message of role
@@ -81,8 +83,8 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 
   Raises:
     ValueError: There is no template; or it refuses the messages, leaves out a
-      tool call or the content beside it, changes the text that it wrote before,
-      or changes a message with a special token.
+      tool call or the content beside it, changes text that it wrote before, or
+      changes a message that contains a special token.
   """
   render = functools.partial(tokenizer.render, tools=tools)
   ends = tuple(map(tokenizer.token, chat.ends(tokenizer)))
@@ -114,7 +116,9 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 
 
 def _without_end(text: str, ends: tuple[str, ...]) -> str:
-  """Returns a text without ends after it; white space stays if there is none.
+  """Returns a text without ends and white space after it.
+
+  If there is no end, the white space stays.
   """
   stripped = text.rstrip()
   for end in ends:
@@ -124,7 +128,7 @@ def _without_end(text: str, ends: tuple[str, ...]) -> str:
 
 
 def _until_end(turn: str, tokenizer) -> str:
-  """Returns a turn up to the special token that ends it, or all of it."""
+  """Returns a turn up to the special token that ends it, or the full turn."""
   for id_ in reversed(tokenizer.encode(turn)):
     token = tokenizer.token(id_)
     if id_ in tokenizer.special_ids and token in turn:  # not the unknown token
@@ -135,11 +139,12 @@ def _until_end(turn: str, tokenizer) -> str:
 def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
             first: int, tokenizer, render: chat.Render, place: str
            ) -> list[tuple[tuple[int, ...], bool]]:
-  """Returns pieces of the template's text, and of the messages in it as data.
+  """Returns pieces: the template's text, and the messages in it as data.
 
-  Placeholders find the places of the messages. A search for the messages would
-  not do, because the template's own text may include the same words. The text
-  begins at character `start` of the conversation, with message `first`.
+  The positions of the messages are found by placeholders. The messages
+  themselves cannot be searched for, because the template's own text may include
+  the same words. The text begins at character `start` of the conversation, with
+  message `first`.
   """
   name = 'MessageStandsHere'
   while name in text:

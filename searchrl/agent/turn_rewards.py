@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards of single turns, named `module:function` in `config.turn_reward`.
 
-A turn reward is a function (trajectory) -> one number or None per turn. None
-means that the turn has no reward: it is in no baseline of turn rewards.
+A turn reward is a function from a trajectory to one number or None per turn.
+None means that the turn has no reward: it is in no baseline of turn rewards.
 """
 
 from searchrl.agent import rewards
@@ -19,11 +19,11 @@ def evidence(trajectory: Trajectory, *, new: float = 1.0,
 
   Args:
     trajectory: Finished trajectory.
-    new: Reward of a turn that reads a passage with a gold answer which no
-      earlier turn has returned. MT-GRPO (arXiv:2505.11821) also gives a reward
-      if a search returns a gold answer.
-    duplicate: Penalty of a turn whose action was made before. Two actions are
-      equal if their texts are, once normalised as answers are.
+    new: Reward of a turn that reads a passage with a gold answer, unless an
+      earlier turn returned the same passage. MT-GRPO (arXiv:2505.11821) also
+      gives a reward if a search returns a gold answer.
+    duplicate: Penalty of a turn that repeats an earlier action. Two actions are
+      equal if their texts, normalised like answers, are equal.
     invalid: Penalty of a turn whose text is not an action.
   """
   seen_passages: set[str] = set()

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations that a language model is trained on, read from jsonl as text.
+"""Reads conversations, on which a language model is trained, from jsonl files.
 
 A line has one of three forms:
 
@@ -10,10 +10,10 @@ A line has one of three forms:
 
 Each line is one document. Training uses the completion and the token that ends
 a turn; the assistant's turns with that token; or the segments whose "trained"
-is true. With "special": false, a special token in a segment is plain text. With
-"ids", a segment is these ids of the model's tokenizer, and its text is not
-read. Messages may have tool calls, in OpenAI's form, and the line "tools". Other
-keys of a line are ignored.
+is true. With "special": false, a special token in a segment is plain text. If a
+segment has "ids", they are ids of the model's tokenizer, and its text is not
+read. Messages may have tool calls in OpenAI's form, and the line may list
+"tools". Other keys of a line are ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ from searchrl.texts import Segment
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-  """A line of a file, in the form that it had."""
+  """A line of a file, in one of the three forms."""
 
   place: str  # file and line, for error messages
   segments: Sequence[Segment] = ()
@@ -102,7 +102,7 @@ def _messages(record: Mapping[str, Any], place: str) -> Conversation:
 
 
 def _with_calls(message: Mapping[str, Any], place: str) -> dict[str, Any]:
-  """Returns a checked message, whose tool calls have their arguments read."""
+  """Returns a checked message, with the arguments of its tool calls parsed."""
   _text(message, 'role', place)
   if not message.get('tool_calls'):
     _text(message, 'content', place)
@@ -124,7 +124,7 @@ def _with_calls(message: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
-  """Returns arguments, which OpenAI writes as a text of JSON."""
+  """Returns the arguments of a call, which OpenAI writes as a JSON text."""
   value = json.loads(value) if isinstance(value, str) else value
   if not isinstance(value, dict):
     raise ValueError('arguments must be an object.')

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets: questions with their corpora, from files or generated worlds.
 
-Without paths, worlds are generated, written as jsonl files like those of a
-user's own data, and read back. Later stages see no difference. A world's
-questions about common knowledge are in separate files, over the same corpus.
+A world is a generated set of fictional entities and facts about them, with
+passages and questions (see `searchrl.world`). Without paths, worlds are
+generated, written as jsonl files in the form of a user's own data, and read
+back. Some worlds contain common knowledge, which all worlds share. Questions
+about it are in separate files, and have the same corpus.
 """
 
 import collections
@@ -39,7 +41,7 @@ COMMON: dict[facts.Topic, text.Split] = {'famous': 'test', 'outdated': ''}
 
 @dataclasses.dataclass(frozen=True)
 class WorldOptions:
-  """Options of a generated world besides its seed; defaults: a plain world."""
+  """Options of a generated world besides its seed; default: a plain world."""
 
   common: bool = False  # the world also has common knowledge
   outdated: float = 0.15  # share of common knowledge that changed, in (0, 1)
@@ -47,7 +49,7 @@ class WorldOptions:
   scale: float = 1.0  # factor of the numbers of entities
 
   def make(self, seed: int, source: names.NameSource) -> facts.World:
-    """Returns the generated world of a seed."""
+    """Returns the generated world with a seed."""
     sizes = {kind: round(self.scale * n) for kind, n in facts.SIZES.items()}
     return facts.make(seed, sizes=sizes, source=source, common=self.common,
                       outdated=self.outdated, hard=self.hard)
@@ -65,7 +67,7 @@ class _About:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """Questions and the corpus that they are answered from."""
+  """Questions, and the corpus from which they are answered."""
 
   name: str
   questions: Sequence[Question]
@@ -94,7 +96,7 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     world_seed: Seed of the generated world.
     per_hop: Numbers of questions of 1, 2, ... hops to generate.
     common: Number of questions about common knowledge, as a multiple of
-      `per_hop`. There may be fewer, if the world has not so many.
+      `per_hop`. There may be fewer if the world has not enough facts.
     world: Options of the world. It must have common knowledge if `common` is
       above 0.
     needs_corpus: False if the search engine needs no corpus.
@@ -105,8 +107,8 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     admit: Argument of `questions.read`.
 
   Raises:
-    ValueError: One path is given without the other, or there are fewer
-      questions than the limit.
+    ValueError: Only one of the two paths is given, or there are fewer questions
+      than the limit.
   """
   if bool(train) != bool(corpus) and (needs_corpus or not train):
     raise ValueError(
@@ -161,7 +163,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
   Args:
     folder: Directory of the generated files.
     evaluate: Files of questions in the syntax of `question_files.named`, or a
-      directory of them, answered from `corpus`; '' and WORLDS generate worlds.
+      directory of files, answered from `corpus`. '' and WORLDS generate worlds.
     corpus: Path of a corpus file.
     own_train: True if training has its own data; then '' generates nothing.
     world_seed: Seed of the generated worlds; never that of training.
@@ -172,12 +174,12 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
     questions_per_hop: Number of questions of each hop count.
     max_hops: Maximum number of hops of a question.
     common_per_hop: Number of questions about common knowledge of each hop
-      count; 0: questions_per_hop. There may be fewer, if the world has not so
-      many.
+      count; 0: questions_per_hop. There may be fewer if the world has not
+      enough facts.
     sampled_per_hop: Number of questions of each hop count in `Dataset.few`, for
       costly evaluations; 0: all.
-    world: Options of the worlds. They must have common knowledge if a kind is
-      about it.
+    world: Options of the worlds. They must have common knowledge if `kinds`
+      has a kind in COMMON.
     needs_corpus: False if the search engine needs no corpus. Then no world is
       generated, because the engine would not find that world's passages.
     question_mark: Argument of `questions.read`, for files.
@@ -221,7 +223,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
 
 def _few(questions: Sequence[Question], per_hop: int, seed: int
         ) -> list[Question]:
-  """Returns `per_hop` questions of each hop count, by the seed; 0: all."""
+  """Returns `per_hop` random questions of each hop count; 0: all."""
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)
@@ -231,7 +233,7 @@ def _few(questions: Sequence[Question], per_hop: int, seed: int
 
 def _sets(evaluate: str, corpus: Any, read: Callable[..., list[Question]]
          ) -> list[Dataset]:
-  """Returns one set per file, or per data source of a file that has several."""
+  """Returns one set per file, or one per data source if a file has several."""
   sets = []
   for file in question_files.named(
       evaluate, 'data.evaluate', may_be_folder=True):
@@ -256,7 +258,7 @@ def _corpus(path: str) -> Corpus | None:
 
 
 def shared(read: Callable[[], Any]) -> Any:
-  """Calls `read` on the first process, which makes files, and then on all."""
+  """Calls `read` on the first process, which writes files, and then on all."""
   with progress.phase('Reading questions and passages'):
     processes.on_first('data', lambda: read() and None)
     return read()
@@ -267,7 +269,7 @@ def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
               world: WorldOptions = WorldOptions(),
               abouts: Sequence[_About] = (),
               admit: questions_lib.Admit = questions_lib.admit_all) -> Dataset:
-  """Generates a world's files, unless they exist, and reads them back.
+  """Generates a world's files unless they exist, and reads them.
 
   Args:
     folder: Directory of the files.
@@ -276,7 +278,7 @@ def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
     world_seed: Seed of the facts.
     per_hop: Numbers of fresh questions of 1, 2, ... hops.
     world: Other options of the world.
-    abouts: Sets of questions about its common knowledge; each has a file.
+    abouts: Sets of questions about its common knowledge, one file for each.
     admit: Argument of `questions.read`.
 
   Returns:

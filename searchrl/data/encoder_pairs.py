@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of queries and passages to train an encoder on.
 
-Pairs come from numbered sources: each is a generated world, or one more pass
-over a file. The negatives of a query are the other passages of its batch, some
-of which BM25 found for it. None of them answers it. Batch n depends only on the
-seed and n.
+Pairs come from numbered sources: each source is a generated world, or one pass
+over a file. The negatives of a query are the other passages of its batch. Some
+of them were found by BM25, and none of them answers the query. Batch n depends
+only on the seed and n.
 """
 
 import collections
@@ -44,7 +44,7 @@ class PairSource:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """The texts of one update; see `contrastive.info_nce`."""
+  """Texts of one update; see `contrastive.info_nce`."""
 
   queries: Sequence[str]
   passages: Sequence[str]  # positives in the queries' order, then others
@@ -55,8 +55,9 @@ def world_pairs(number: int, *, seed: int, count: int, fresh: float,
                 hard: float = 0.0) -> PairSource:
   """Returns queries about a generated world, each answered by one passage.
 
-  Half are like those of an agent, "<name> <relation>". The others are questions
-  of one or more hops. Their passage is the one that states the first hop.
+  Half of the queries are like an agent's, "<name> <relation>". The others are
+  questions of one or more hops. Their passage is the one that contains the fact
+  of the first hop.
 
   Args:
     number: Number of the source. Its world has the seed `seed` + `number`.
@@ -153,7 +154,7 @@ def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
     seed: Seed of the order of queries and of the choice of negatives.
     queries: Number of queries per batch, or fewer if a source has fewer.
     hard_negatives: Maximum number of hard negatives per query.
-    depth: Number of BM25's best passages that they are drawn from.
+    depth: Number of BM25's best passages from which these are drawn.
   """
   batches = max(len(source_of(0).queries) // queries, 1)  # batches per source
   number, place = divmod(step, batches)
@@ -175,7 +176,7 @@ def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
 
 def _hard(given: Sequence[str], results: Sequence[str], answers: Sequence[str],
           count: int, rng: np.random.Generator) -> list[str]:
-  """Returns negatives of a query: given ones first, then some from BM25."""
+  """Returns hard negatives of a query: given ones, then some from BM25."""
   given = [text for text in dict.fromkeys(given) if text not in answers]
   others = [text for text in results if text not in (*answers, *given)]
   negatives: list[str] = []

@@ -3,8 +3,8 @@
 """Converts records of benchmarks with other columns to FlashRAG's keys.
 
 FlashRAG's copies of ASQA and ELI5 need no conversion, but the originals do.
-FlashRAG has no copies of the others. Files are csv, jsonl or parquet. A user may
-add a form to `FORMS`; see docs/extend.md.
+FlashRAG has no copies of the other benchmarks. Files are csv, jsonl or parquet.
+A user may add a form to `FORMS`; see docs/extend.md.
 """
 
 import base64
@@ -19,7 +19,7 @@ _INCORRECT = tuple(f'Incorrect Answer {n}' for n in (1, 2, 3))
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """The form of a benchmark's records, which says how to read them."""
+  """The form of a benchmark's records: which columns have which content."""
 
   name: str  # name of the benchmark
   question: str  # column of the question, by which the form is recognised
@@ -99,9 +99,9 @@ FORMS = [
 
 
 def detect_format(names: Collection[str]) -> Form | None:
-  """Returns the form of records with such keys, or None.
+  """Returns the form of records that have these keys.
 
-  Records of FlashRAG and Search-R1 have none.
+  The result is None for the records of FlashRAG and Search-R1.
   """
   if {'question', 'prompt'} & {*names}:
     return None

@@ -1,6 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Gold answers: read as their writer meant them, or refused in a sentence."""
+"""Gold answers: reads the many ways in which data sets write them.
+
+A value that cannot be a gold answer raises an error.
+"""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -39,12 +42,12 @@ def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
 
   Args:
     value: Value of a column of gold answers.
-    are_needed: True if an answer is scored against them. Else they may be null
-      or blank.
+    are_needed: True if an answer is scored against them. Otherwise they may be
+      null or blank.
 
   Raises:
-    TypeError, ValueError: The value has other parts, or is needed and has a
-      part that is null or blank, or nothing that an answer can match.
+    TypeError, ValueError: The value has parts of other types. Or it is needed,
+      but a part is null or blank, or there is nothing that an answer can match.
   """
   answers = [text(answer) for answer in _answers(_unpacked(value))]
   if are_needed and not all(map(str.strip, answers)):
@@ -62,7 +65,10 @@ def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
 
 
 def text(value: Any) -> str:
-  """Returns a text; raises if it has half a surrogate pair (no UTF-8)."""
+  """Returns a text. Raises an error if it has half a surrogate pair.
+
+  Such a text cannot be written as UTF-8.
+  """
   if not isinstance(value, str):
     raise TypeError(f'a text is {value!r:.60}')
   value.encode()
@@ -70,7 +76,7 @@ def text(value: Any) -> str:
 
 
 def number(value: _NUMBERS) -> str:
-  """Returns a number in digits: '1994' of 1994.0; '' if it is not a number."""
+  """Returns a number in digits: '1994' for 1994.0; '' if it is no number."""
   if isinstance(value, int):
     return str(value)
   if math.isnan(value):
@@ -117,10 +123,11 @@ def _answers(value: Any) -> Iterator[str]:
 
 
 def _unpacked(value: Any, *, in_list: bool = False) -> Any:
-  """Returns what arrays, bytes and texts of a list hold; others as they are.
+  """Returns the content of arrays, bytes and texts that are lists.
 
-  A text of numbers stays in a list, as the interval '[0, 1]', and in round
-  brackets, as the point '(3, 4)'.
+  Other values are returned unchanged. In a list, a text of numbers stays a
+  text, such as the interval '[0, 1]'. So does a text in round brackets, such as
+  the point '(3, 4)'.
   """
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()

@@ -19,7 +19,7 @@ def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
   A byte-order mark at the start is skipped. A file named *.gz is unpacked.
 
   Raises:
-    ValueError: A line is not UTF-8, or a .gz file is not whole.
+    ValueError: A line is not UTF-8, or a .gz file is truncated.
   """
   is_zipped = file.suffix == '.gz'
   try:

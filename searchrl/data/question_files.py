@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files of questions: finds the ones that a config names, and reads records.
+"""Files of questions: finds the files that a config names, and reads records.
 
 All records have the keys of FlashRAG's jsonl. The columns of Search-R1's
 parquet files and of the forms in `forms` are renamed to these keys.
@@ -80,7 +80,7 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
 
 
 def stem(file: pathlib.Path) -> str:
-  """Returns the name of a file without its suffixes (.gz and the format's)."""
+  """Returns the name of a file without .gz and the format's suffix."""
   return file.name.removesuffix('.gz').rpartition('.')[0] or file.name
 
 
@@ -109,7 +109,7 @@ def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
 
 
 def has_questions(file: pathlib.Path) -> bool:
-  """Returns whether a file's rows have questions; those of a corpus do not."""
+  """Returns whether a file's rows are questions, not passages of a corpus."""
   if file.suffix in _SEPARATORS:
     return True  # nothing else is read from such a table
   if file.suffix == '.parquet':
@@ -161,7 +161,7 @@ def records(file: pathlib.Path, *, needs_golds: bool
 
 
 def is_answerable(record: Record) -> bool:
-  """Returns False for a record whose row is marked as without an answer."""
+  """Returns False for a record that is marked as having no answer."""
   return not any(record.get(name) in values
                  for name, values in _UNANSWERABLE.items())
 
@@ -192,7 +192,7 @@ def _parquet(file: pathlib.Path):
 
 def _parquet_rows(file: pathlib.Path, needs_golds: bool
                  ) -> Iterator[tuple[str, Record]]:
-  """Yields each row of a parquet file, with the columns that are of use."""
+  """Yields the rows of a parquet file, with only the needed columns."""
   table = _parquet(file)
   names = table.schema_arrow.names
   form = forms.detect_format(names)
@@ -236,9 +236,10 @@ def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:
 
 
 def _metadata_columns(schema: Any) -> list[str]:
-  """Returns the columns of a parquet file's metadata that are of use.
+  """Returns the needed columns of a parquet file's metadata.
 
-  Others may hold whole articles. Metadata that are JSON texts are one column.
+  Other columns may contain long articles. Metadata that are JSON texts are one
+  column.
   """
   is_text = 'metadata' in schema.names and 'string' in str(
       schema.field('metadata').type).partition('<')[0]
@@ -248,7 +249,7 @@ def _metadata_columns(schema: Any) -> list[str]:
 
 
 def _renamed(row: Record, place: str) -> Record:
-  """Returns a row of Search-R1 or of a benchmark with FlashRAG's keys."""
+  """Returns a row of Search-R1 or a benchmark, with FlashRAG's keys."""
   record = {name: row[name] for name in (
       'id', 'question', 'golden_answers', 'data_source', 'metadata',
       *_UNANSWERABLE)
@@ -282,7 +283,7 @@ def _renamed(row: Record, place: str) -> Record:
 
 
 def _published_golds(row: Record) -> Any:
-  """Returns a benchmark's gold answers; MuSiQue has aliases beside them."""
+  """Returns a benchmark's gold answers, with MuSiQue's aliases."""
   value = next(row[name] for name in _GOLDS if row.get(name) is not None)
   aliases = row.get('answer_aliases')
   return [value, *aliases] if aliases and isinstance(value, str) else value

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata beside questions, which most jobs do not need."""
+"""Reads the metadata of questions, which most jobs do not need."""
 
 from collections.abc import Mapping
 import json
@@ -12,7 +12,7 @@ from searchrl.trajectory import Question
 
 
 class Metadata(NamedTuple):
-  """The metadata of a question, and where it is."""
+  """Metadata of a question, and its file and line."""
 
   place: str  # file and line, for error messages
   values: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Reader:
     self._uids: dict[str, str] = {}  # place in a file -> uid
 
   def admit(self, question: Question, place: str) -> None:
-    """Notes the uid of the question at a place."""
+    """Records the uid of the question at a place, such as 'FILE, line 3'."""
     self._admit(question, place)
     self._uids[place] = question.uid
 

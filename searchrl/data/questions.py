@@ -3,7 +3,9 @@
 """Questions: reads and writes them, and draws them for each step.
 
 The schema is FlashRAG's: {"id", "question", "golden_answers", "metadata"}. The
-hop count is metadata.hops, or what an id of MuSiQue says, such as 3hop1__13_7.
+hop count is metadata.hops, or part of the id in MuSiQue, such as 3hop1__13_7.
+A pool is a set of questions that a stream draws from, such as the questions of
+one hop count. A share is a pool's fraction of the questions that are drawn.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -154,11 +156,11 @@ def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:
 
 def subset(questions: Sequence[Question], count: int, seed: int
           ) -> list[Question]:
-  """Returns `count` questions, drawn by the seed, in their original order.
+  """Returns `count` random questions, in their original order.
 
-  A question's rank is a hash of seed and uid. So the subset does not depend on
-  the order of files, a larger subset includes a smaller one, and one more
-  question in a file displaces at most one other.
+  A question's rank is a hash of seed and uid. The subset therefore does not
+  depend on the order of files, and a larger subset includes a smaller one. One
+  more question in a file displaces at most one question of the subset.
   """
   ranked = sorted(questions, key=lambda q: hashlib.sha256(
       f'{seed}/{q.uid}'.encode()).digest())
@@ -169,8 +171,8 @@ def subset(questions: Sequence[Question], count: int, seed: int
 def is_mix(value: Sequence[Any]) -> bool:
   """Returns whether a value has the form of data.mix.
 
-  It is a tuple of shares, or of pairs (step, shares), from step 0 on and with
-  equally many shares in each.
+  It is either a tuple of shares, or a tuple of pairs (step, shares) that begin
+  at step 0 and have equally many shares.
   """
   if not _is_schedule(value):
     return _are_shares(value)
@@ -194,13 +196,14 @@ def _are_shares(values: Sequence[Any]) -> bool:
 
 
 class Stream:
-  """An endless stream of questions; each epoch has an order of its own.
+  """An endless stream of questions. Each epoch has a different order.
 
   Args:
     pools: Pools of questions; most streams have one.
     seed: Seed of the orders.
-    stages: The share of each pool in every draw, as nearly as whole numbers
-      allow, from a step on.
+    stages: Pairs (step, shares), in order of steps. From this step of the run,
+      each draw takes these shares of its questions from the pools, rounded to
+      whole questions.
   """
 
   def __init__(self, pools: Sequence[Sequence[Question]], *, seed: int,
@@ -218,18 +221,18 @@ class Stream:
 
   @property
   def start(self) -> tuple[int, ...]:
-    """Position of a new run: 0 questions drawn in each stage from each pool."""
+    """Position of a new run: 0 drawn in each stage from each pool."""
     return (0,) * len(self._stages) * len(self._pools)
 
   def draw(self, position: Sequence[int], count: int, step: int = 0
           ) -> tuple[list[Question], tuple[int, ...]]:
-    """Draws the next `count` questions in the pools' shares, interleaved.
+    """Draws the next `count` questions from the pools, in their shares.
 
     Args:
       position: Number of questions drawn so far from each pool in each stage.
         It may lack stages that were added to the run later.
       count: Number of questions to draw.
-      step: Step of the run, which decides the stage.
+      step: Step of the run, which determines the stage.
 
     Returns:
       The questions, and the position after them.
@@ -269,17 +272,16 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
   Args:
     files: Questions of each file.
     seed: Seed of the orders.
-    mix: Shares of 1, 2, ... hops in every draw (hops are stratified). They are
-      not used if all questions have one hop count and the mix asks for others.
-      Or pairs (step, shares), each for the draws from this step on.
+    mix: Shares of questions with 1, 2, ... hops in every draw. They are not
+      used if all questions have one hop count and the mix has others. Or pairs
+      (step, shares): each applies to draws from this step of the run.
     weights: Shares of the files in every draw, which replace those of the hops.
-      With neither, all questions are drawn alike, in proportion to the files'
-      sizes.
-    common: Share of the last file in every draw, and in each hop count of it,
-      however few its questions are; 0: no such share.
+      Without mix and weights, each question has the same probability.
+    common: Share of the last file in every draw and for each hop count,
+      however few questions it has; 0: no such share.
     own: True for a user's files. A mix of equal shares, the default, is then
-      not used unless it has a share for each hop count of the files and no
-      other. So each question is drawn.
+      used only if the files have exactly its hop counts. Otherwise it is
+      ignored, so that every question is drawn.
 
   Raises:
     ValueError: No share is above 0, or a share above 0 has no questions, or
@@ -318,7 +320,7 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
 
 def _mix_of_own(questions: Sequence[Question], stages: Sequence[Stage]
                ) -> Sequence[Stage]:
-  """Returns the mix if it fits the questions, or () if it is the default."""
+  """Returns the mix if it fits a user's questions; () for an unfit default."""
   present, shares = {question.hops for question in questions}, stages[0][1]
   if not shares or len(present) == 1:
     return stages
@@ -337,8 +339,7 @@ def _mix_of_own(questions: Sequence[Question], stages: Sequence[Stage]
 def _halved(pools: Sequence[Sequence[Question]], stages: Sequence[Stage],
             of_common: Container[str], common: float
            ) -> tuple[Sequence[Sequence[Question]], Sequence[Stage]]:
-  """Splits each pool, with its shares, into fresh facts and common knowledge.
-  """
+  """Splits each pool and its share into fresh facts and common knowledge."""
   halves = [[q for q in pool if (q.uid in of_common) == is_common]
             for pool in pools for is_common in (False, True)]
   halved = [(step, [share * part for share in shares
@@ -357,7 +358,7 @@ def _halved(pools: Sequence[Sequence[Question]], stages: Sequence[Stage],
 
 def _check_shares(shares: Sequence[float], pools: Sequence[Sequence[Question]],
                   field: str, names: Iterable[str]) -> None:
-  """Raises a ValueError for a negative share, or one of an empty pool."""
+  """Raises a ValueError if a share is negative, or has an empty pool."""
   if sum(shares) <= 0 or min(shares) < 0:
     raise ValueError(
         f'{field} needs a share above 0, and none below, but is '

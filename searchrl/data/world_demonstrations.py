@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Demonstrations of an agent that searches generated worlds and answers.
 
-The teacher is a script that knows the world's facts. Its own text is trained
-on; the text that it reads is not.
+The demonstrations come from `world.teacher`, a scripted agent that knows the
+world's facts. The agent's text is trained on; the text that it reads is not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,8 +37,8 @@ def generate(
     seed: Seed of the first world; each further world adds 1.
     a_world: Number of demonstrations per world.
     mix: Shares of questions of 1, 2, ... hops.
-    sloppiness: Factor of the error rates. 0 is a faultless agent; 1 errs as
-      often as the demonstrations that the model tiny_instruct learned from.
+    sloppiness: Factor of the error rates. With 0 the agent makes no errors.
+      With 1 it has the error rates of the training data of tiny_instruct.
     eos: Text of the token that ends a turn without an action.
   """
   habits = teacher.Habits(**{

@@ -1,14 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that need no training, each a function over one kind of rollout.
+"""Methods that need no training, each a function of a model and questions.
 
 A trained agent reads its own conversation, which only grows. These methods
-write a new prompt for every turn (a question below passages, a thought so far).
+instead write a new prompt for every turn, such as a question below passages.
 Their samples are therefore not training data, and are only scored.
 
 Sources: RAG (Lewis et al. 2020, arXiv:2005.11401), IRCoT (Trivedi et al. 2023,
 arXiv:2212.10509) in the form of FlashRAG, Search-o1 (Li et al. 2025,
-arXiv:2501.05366), whose RA-Agent is the one without Reason-in-Documents.
+arXiv:2501.05366). RA-Agent is Search-o1 without Reason-in-Documents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ class PromptedModel:
 
   def write(self, kind: str, prompts_of: Sequence[tuple[Question, str]],
             **changes: Any) -> list[Trajectory]:
-    """Samples one turn below each prompt; too long a prompt gets none.
+    """Samples one turn for each prompt, except for prompts that are too long.
 
     Args:
       kind: Name of the template.
@@ -74,7 +74,10 @@ class PromptedModel:
                              for x in attempts])) if attempts else []
 
   def below(self, passages: Sequence[Passage], text: str) -> str:
-    """Returns a text below passages, one per line and cut to its budget."""
+    """Returns a text below passages.
+
+    Each passage is one line, and is cut to its budget.
+    """
     tokenizer = self.sampler.tokenizer
     lines = [tokenizer.decode(
         tokenizer.encode_data(dialogues.tag_passage(n, passage))[
@@ -88,7 +91,7 @@ Method = Callable[[PromptedModel, Sequence[Question]], list[Trajectory]]
 
 @dataclasses.dataclass
 class _Attempt:
-  """A question, and the state of a method's work on it."""
+  """A question, and the progress of a method on it."""
 
   question: Question
   query: str = ''  # the next query, or the last
@@ -104,7 +107,7 @@ class _Attempt:
       self.stop_reason, self.error = 'search_error', result
 
   def retrieved(self, result: Passages | SearchError) -> None:
-    """Adds a search by the method, in which the policy wrote no token."""
+    """Adds a search that the method made; the policy wrote no token of it."""
     self.searched(Turn((), (), Action('search', (self.query,))), result)
 
 
@@ -154,7 +157,7 @@ def ircot(model: PromptedModel, questions: Sequence[Question]
   """Alternates retrieval and a sentence of thought, which is the next query.
 
   The passages of all rounds are above the question, the best first. A sentence
-  that states the answer ends the method.
+  that gives the answer ends the method.
   """
   attempts = [_Attempt(q, query=q.text) for q in questions]
   for _ in range(_IRCOT_ROUNDS):
@@ -181,14 +184,14 @@ def ircot(model: PromptedModel, questions: Sequence[Question]
 
 def ra_agent(model: PromptedModel, questions: Sequence[Question]
             ) -> list[Trajectory]:
-  """Runs an agent that searches when it wants to, and reads the passages."""
+  """Runs an agent that searches whenever it wants, and reads the passages."""
   return _agent(model, questions, lambda attempts, results: [
       model.below(_passages(result), '').rstrip('\n') for result in results])
 
 
 def search_o1(model: PromptedModel, questions: Sequence[Question]
              ) -> list[Trajectory]:
-  """Runs an agent that reads a note about the passages in place of them."""
+  """Runs an agent that reads a note about the passages instead of them."""
   room = 4 * model.sampler.budgets.max_prompt_tokens  # characters
 
   def notes(attempts, results):  # Reason-in-Documents
@@ -204,7 +207,7 @@ def search_o1(model: PromptedModel, questions: Sequence[Question]
 
 def _agent(model: PromptedModel, questions: Sequence[Question],
            read: Callable[..., list[str]]) -> list[Trajectory]:
-  """Samples turns until an answer; `read` turns results into shown texts."""
+  """Samples turns until an answer. `read` returns the texts for results."""
   attempts = [_Attempt(q) for q in questions]
   for _ in range(model.sampler.budgets.max_turns):
     acting = _open(attempts)

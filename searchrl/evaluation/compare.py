@@ -29,7 +29,7 @@ class Difference:
 def bootstrap(*sets: Sequence[float]) -> tuple[float, float]:
   """Returns the 95 % interval of a mean, by the percentile bootstrap.
 
-  Equal values are drawn together, so that more of them take no more time.
+  Equal values are drawn together, to save time.
 
   Args:
     *sets: Values of each set, at least one. The mean gives each set the same
@@ -53,8 +53,8 @@ def difference(first: Sequence[Score], second: Sequence[Score],
   """Returns the difference of two methods' scores on common questions.
 
   Several samples of a question count as their mean. The test counts a question
-  as right if that mean is at least one half. With F1, it counts the questions
-  that each method answers better.
+  as right if that mean is at least one half. With F1, the test counts the
+  questions that each method answers better.
 
   Raises:
     ValueError: The methods have no question in common.
@@ -86,7 +86,10 @@ def by_question(scores: Sequence[Score], name: str = 'em'
 
 def overlap(train: Sequence[Question], test: Mapping[str, Sequence[Question]]
            ) -> dict[str, float]:
-  """Returns the share of each set's normalised questions that training has."""
+  """Returns the fraction of each set's questions that are in training.
+
+  Questions are normalised before the comparison.
+  """
   known = {rewards.normalise(question.text) for question in train}
   return {name: float(np.mean([rewards.normalise(q.text) in known
                                for q in questions]))

@@ -1,10 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation: scores by set, and records, of a policy on cases.
+"""Evaluation of a policy on cases: writes records, and scores for each set.
 
-Each set has a row, and one row per hop count if its questions have several. One
-more row has the mean over several sets, with equal weights. It leaves out sets
-about common knowledge, which can be answered from memory.
+A case is a set of questions with one search engine and one way of decoding.
+Each set has a row of scores, and one row per hop count if its questions have
+several. One more row has the mean over several sets, with equal weights. Sets
+about common knowledge are left out of it, because they can be answered from
+memory.
 """
 
 from collections import defaultdict
@@ -51,7 +53,7 @@ Play = Callable[[Sequence[Question]], list[Trajectory]]
 
 @dataclasses.dataclass(frozen=True)
 class EvalCase:
-  """A data set, answered through one engine and decoded in one way."""
+  """A set of questions, with a search engine and a way of decoding."""
 
   dataset: datasets.Dataset
   engine: str
@@ -62,7 +64,7 @@ class EvalCase:
 
   @property
   def name(self) -> str:
-    """Name of the case in its records, which names a folder as well."""
+    """Name of the case in its records, which is also the name of a folder."""
     return _case_name(self.dataset.name, self.engine, self.decoding)
 
 
@@ -96,13 +98,13 @@ def run(
     fingerprint: Fingerprint of everything that the scores depend on; it is
       written to rows and records.
     folder: Directory for the records, and then the table. Existing records are
-      not sampled again. None keeps the scores alone.
-    shard: Number of trajectories that are sampled, and then written, at once.
-    title: Text beside the bar.
+      not sampled again. None: nothing is written.
+    shard: Number of trajectories that are sampled and then written together.
+    title: Text beside the progress bar.
     judge: Judge whose verdicts are further columns; None: no judge.
 
   Returns:
-    Rows for `figures.table`. Searches that failed count as wrong here.
+    Rows for `figures.table`. Questions whose search failed count as wrong.
   """
   label = {'fingerprint': fingerprint} if fingerprint else {}
   results = []
@@ -133,12 +135,12 @@ def _samples(case: EvalCase, samples: int) -> int:
 
 
 class _Tally:
-  """A count of finished answers, for the bar of an evaluation.
+  """A count of finished answers, for the progress bar of an evaluation.
 
   Args:
     reach: Function that sets the number that the bar shows.
-    processes: Number of processes that share the answers. They are taken to be
-      as fast as this one.
+    processes: Number of processes that share the answers. All are assumed to
+      be as fast as this one.
   """
 
   def __init__(self, reach: Callable[[int], None], processes: int):
@@ -146,13 +148,13 @@ class _Tally:
     self._done = self._in_shard = 0
 
   def watch(self, trajectory: Trajectory) -> None:
-    """Counts a trajectory of this process, if it has ended."""
+    """Counts a trajectory of this process if it has finished."""
     if trajectory.stop_reason:
       self._in_shard += self._processes
       self._reach(self._done + self._in_shard)
 
   def end_shard(self, answers: int) -> None:
-    """Sets the count to all answers of the shards so far."""
+    """Sets the count to the number of answers in all shards so far."""
     self._done, self._in_shard = self._done + answers, 0
     self._reach(self._done)
 
@@ -228,7 +230,7 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
 
 
 def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
-  """Returns the scores in the records of a folder, by the names of cases."""
+  """Returns the scores in a folder's records, by the names of cases."""
   return {path.name: [scores_lib.Score(**line['score'])
                       for line in shards.read_all(path)]
           for path in sorted((folder / RECORDS).iterdir())}
@@ -236,14 +238,14 @@ def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
 
 def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
            ) -> list[EvalCase]:
-  """Returns the cases of an evaluation during training: greedy, and smaller.
+  """Returns the smaller, greedy cases of an evaluation during training.
 
   Args:
-    cases: Cases of a whole evaluation; those with random passages are left out.
-    limit: Number of questions of a set, drawn by the seed. 0, or more than the
+    cases: Cases of a full evaluation. Those with random passages are left out.
+    limit: Number of random questions of a set. 0, or a larger number than the
       set has: all.
     seed: Seed of the choice.
-    sets: Number of sets, from the first on; 0: all.
+    sets: Number of sets, in their order; 0: all.
   """
   names = list(dict.fromkeys(case.dataset.name for case in cases))
   names = names[:sets or None]
@@ -257,7 +259,10 @@ def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
 
 
 def _rows(case: EvalCase, scores: Sequence[scores_lib.Score]) -> list[dict]:
-  """Returns the row of a set, below one per hop count if it has several."""
+  """Returns a row of scores for each hop count, and then one for the set.
+
+  If all questions have the same hop count, only the row of the set is returned.
+  """
   by_hops: dict[int | str, list[scores_lib.Score]] = defaultdict(list)
   for score in scores:
     by_hops[score.hops].append(score)
@@ -269,7 +274,7 @@ def _rows(case: EvalCase, scores: Sequence[scores_lib.Score]) -> list[dict]:
 
 def _means(results: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
           ) -> list[dict]:
-  """Returns the mean over several sets, for each engine and decoding."""
+  """Returns a row with the mean over sets, for each engine and decoding."""
   by_way = defaultdict(list)
   for case, scores in results:
     if case.engine != 'noise' and not case.dataset.is_common:
@@ -281,7 +286,7 @@ def _means(results: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
 
 def _row(name: str, engine: str, decoding: str, hops: int | str,
          sets: Sequence[Sequence[scores_lib.Score]], score: str) -> dict:
-  """Returns means over all samples of each set, then over the sets."""
+  """Returns a row: means over the samples of each set, then over the sets."""
   means = [scores_lib.means(scores) for scores in sets]
   values = {key: float(np.mean([of_set[key] for of_set in means]))
             for key in (*scores_lib.NAMES, *scores_lib.JUDGED)
@@ -303,7 +308,10 @@ def _row(name: str, engine: str, decoding: str, hops: int | str,
 
 
 def _note_seconds(file: pathlib.Path, secs: float) -> None:
-  """Writes a shard's seconds beside the table; records must be reproducible."""
+  """Writes a shard's seconds beside the table.
+
+  They are not in the records, because records must be reproducible.
+  """
   folder = file.parents[2]
   seconds = _seconds(folder)
   seconds.setdefault(file.parent.name, {})[file.name] = secs
@@ -311,13 +319,13 @@ def _note_seconds(file: pathlib.Path, secs: float) -> None:
 
 
 def _seconds(folder: pathlib.Path) -> dict[str, dict[str, float]]:
-  """Returns seconds per question, by case and shard."""
+  """Returns seconds per question, by the names of cases and shards."""
   file = folder / SECONDS
   return json.loads(file.read_text()) if file.exists() else {}
 
 
 def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
-  """Returns rows for display: whole sets with wall seconds per question."""
+  """Returns rows for display; rows of whole sets get seconds per question."""
   by_case = _seconds(folder)
   result = []
   for row in rows:
@@ -337,22 +345,25 @@ def wilson(hits: float, n: int) -> tuple[float, float]:
 
 
 def columns(rows: Sequence[Mapping]) -> list[str]:
-  """Returns COLUMNS, and the columns of rows with several samples."""
+  """Returns COLUMNS, and further columns that the rows have."""
   return list(dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))))
 
 
 def main_score(row: Mapping) -> float:
-  """Returns the score of a row that its interval is of, such as exact match."""
+  """Returns the main score of a row, to which its interval belongs.
+
+  The main score is exact match unless the row names another score.
+  """
   return row[row.get('score', 'em')]
 
 
 def score_name(row: Mapping) -> str:
-  """Returns the name in texts of a row's main score."""
+  """Returns the name of a row's main score, for texts."""
   return NAMED[row.get('score', 'em')]
 
 
 def headline(rows: Sequence[Mapping]) -> float | None:
-  """Returns the greedy main score: the mean over sets, or the first set's."""
+  """Returns the greedy main score: the mean over sets, or of the first set."""
   by_set = {row['set']: main_score(row) for row in reversed(rows)
             if row['hops'] == ALL and row['decoding'] == 'greedy'
             and row['engine'] != 'noise'}

@@ -36,12 +36,13 @@ def curve(
     units: Mapping[str, str],
     window: int = 10,
 ) -> tuple[pathlib.Path, pathlib.Path]:
-  """Draws a panel for each series: values faintly, the running mean boldly.
+  """Draws a panel for each series: faint values and a bold running mean.
 
   Args:
     path: Path without suffix; `path`.png and `path`.svg are written.
-    series: {name: (steps, values)}, a panel each, in order; NaN is a gap. A
-      panel {name: {line: (steps, values)}} has up to four lines without means.
+    series: {name: (steps, values)}, in order, with a panel for each; NaN is a
+      gap. A panel {name: {line: (steps, values)}} has up to four lines, without
+      running means.
     title: Title of the figure.
     units: {name: unit}, the label of the panel's vertical axis.
     window: Number of training steps of the running mean.
@@ -78,7 +79,10 @@ def curve(
 
 
 def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
-  """Returns means of each value and the `window - 1` before it, without NaN."""
+  """Returns the mean of each value and the `window - 1` values before it.
+
+  NaN values are left out of the means.
+  """
   array = np.asarray(values, np.float64)
   recent = (array[max(i - window, 0):i] for i in range(1, len(array) + 1))
   present = (x[~np.isnan(x)] for x in recent)
@@ -116,18 +120,18 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 def narrow_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str],
                  keys: Sequence[str], *, stay: Sequence[str] = (),
                  width: int = 80) -> str:
-  """Returns tables that fit in `width`, without columns that say nothing.
+  """Returns tables that are at most `width` characters wide.
 
-  Columns with one value in several rows are a line above the tables instead. A
-  column without a value is left out. What does not fit beside the keys is a
-  further table.
+  A column with the same value in all rows is written above the tables instead.
+  A column without a value is left out. Columns that do not fit beside the keys
+  are in further tables.
 
   Args:
     rows: Rows {column: value}, which may lack columns.
     columns: Keys of the rows, and the header.
-    keys: Columns that tell rows apart, and are in each table.
-    stay: Columns that are shown in any case. So are those of floats.
-    width: Number of characters of a line.
+    keys: Columns that identify a row, and are in each table.
+    stay: Columns that are always in a table. So are columns of floats.
+    width: Maximum number of characters per line.
   """
   texts = {name: [cell(row.get(name)) for row in rows] for name in columns}
   filled = [name for name in columns if any(texts[name])]
@@ -150,7 +154,7 @@ def narrow_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str],
 
 
 def _plot(axes, x, y, window: int) -> None:
-  """Draws one series; the newest mean is shown at the upper right."""
+  """Draws one series. The newest mean is written at the upper right."""
   spacing = np.median(np.diff(x)) if len(x) > 1 else 1  # evaluations are rare
   mean = running_mean(y, max(round(window / spacing), 1))
   axes.plot(x, y, color=_COLOR, alpha=0.3, linewidth=0.9,
@@ -162,7 +166,7 @@ def _plot(axes, x, y, window: int) -> None:
 
 
 def _plot_lines(axes, lines: Mapping[str, Line]) -> None:
-  """Draws several lines in darker and darker shades, with a legend."""
+  """Draws several lines in increasingly dark shades, with a legend."""
   shades = _SHADES[-len(lines):]
   for (label, (x, y)), color in zip(lines.items(), shades, strict=True):
     axes.plot(x, y, color=color, linewidth=1.8, marker='o', markersize=3,

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of an evaluation: those of one trajectory, and those of a set."""
+"""Scores of an evaluation, for one trajectory and for a set of them."""
 
 from collections.abc import Mapping, Sequence
 import collections
@@ -23,11 +23,11 @@ NAMES = (*ANSWERS, 'recall', 'hit@1', 'searches', 'queries',
 class Score:
   """Values of a trajectory that stay in memory after its record is written.
 
-  Of the values, `recall` says that a gold answer occurs in a passage that was
-  found, and `hit@1` that it occurs in the first passage of a query. A search
-  may have several of the `queries`. `answered` says that there is an answer,
-  and `finished` that it came before any limit. `tokens` is the number of tokens
-  that the policy wrote.
+  `recall` is 1 if a gold answer occurs in a passage that was found, and `hit@1`
+  if it occurs in the first passage of a query. `searches` and `queries` are
+  counted separately, because a search may have several queries. `answered` is 1
+  if there is an answer, and `finished` if it came before any limit. `tokens` is
+  the number of tokens that the policy wrote.
   """
 
   uid: str  # uid of the question
@@ -61,9 +61,10 @@ def score_trajectory(trajectory: Trajectory) -> Score:
 
 
 def with_judgement(score: Score, judged: Trajectory) -> Score:
-  """Returns a score with JUDGED, which a judged trajectory has.
+  """Returns a score with the values JUDGED of a judged trajectory.
 
-  Without a verdict, it has `judge_error` alone. A failed search counts as wrong.
+  If the judge gave no verdict, only `judge_error` is added. A failed search
+  counts as wrong.
   """
   values = {'judge_error': float(judged.judge_error is not None)}
   if judged.judge_error is None:
@@ -80,13 +81,16 @@ def has_gold(passage: Passage, golds: Sequence[str]) -> bool:
 
 
 def _with_firsts(passages: Sequence[Passage]) -> list[tuple[Passage, bool]]:
-  """Returns each passage, and whether a query begins there: scores rise."""
+  """Returns each passage, and whether it is the first of a query's passages.
+
+  Within a query, scores fall. A higher score begins the next query.
+  """
   return [(passage, before is None or passage.score > before.score)
           for before, passage in zip((None, *passages), passages)]
 
 
 def means(scores: Sequence[Score]) -> dict[str, float]:
-  """Returns the mean of each value, over the scores that have it."""
+  """Returns the mean of each value over the scores that have this value."""
   values = {name: [score.values[name] for score in scores
                    if name in score.values] for name in (*NAMES, *JUDGED)}
   return {name: float(np.mean(numbers)) for name, numbers in values.items()
@@ -95,13 +99,14 @@ def means(scores: Sequence[Score]) -> dict[str, float]:
 
 def sample_statistics(scores: Sequence[Score], name: str = 'em'
                      ) -> dict[str, float]:
-  """Returns statistics over several samples per question; {} without those.
+  """Returns statistics over several samples per question.
 
   Returns:
-    'pass@k': the share of questions that one of k samples answers exactly;
-    'majority': the share whose most common answer is exact, the first of
-    equally common ones; 'spread': the standard deviation over samples of exact
-    match.
+    {} if there is one sample per question. Otherwise 'pass@k': the fraction of
+    questions that at least one of k samples answers exactly; 'majority': the
+    fraction whose most common answer is exact, where the first of equally
+    common answers counts; 'spread': the standard deviation of exact match over
+    samples.
   """
   by_question: dict[str, list[Score]] = collections.defaultdict(list)
   for score in scores:
@@ -118,7 +123,7 @@ def sample_statistics(scores: Sequence[Score], name: str = 'em'
 
 
 def _majority(group: Sequence[Score], name: str) -> float:
-  """Returns 1 if the most common answer is right; without answers, 0."""
+  """Returns 1 if the most common answer is right; 0 if not, or without one."""
   answers = collections.Counter(score.answer for score in group if score.answer)
   if not answers:
     return 0.0

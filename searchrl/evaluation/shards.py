@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards: files of an evaluation's records, about a thousand in each.
 
-A shard is on the disk, with its digest, before the next is sampled. Memory is
-therefore bounded, and a killed process loses one shard. Damaged shards are
-sampled again.
+A shard is on the disk, with its digest, before the next one is sampled. Memory
+is therefore bounded, and a killed process loses at most one shard. Damaged
+shards are sampled again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ DIGESTS = 'digests.json'  # file of a folder with the SHA-256 of each shard
 
 
 def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
-  """Writes a shard of JSON lines, gzipped, and then its digest."""
+  """Writes JSON lines to a shard, compressed with gzip, and then its digest."""
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
   data = gzip.compress(  # lone surrogates are escaped, as in JSON
       text.encode(errors='backslashreplace'), mtime=0)

@@ -54,7 +54,7 @@ def finish(folder: pathlib.Path, title: str) -> None:
 
 
 def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
-  """Returns a run's panels, with greedy exact match if it was evaluated."""
+  """Returns panels of a run's metrics, with greedy exact match if evaluated."""
   trained = [line for line in lines if _REWARD in line]
   steps = [line[alerts.STEP] for line in trained]
   series: dict[str, figures.Series] = {
@@ -68,7 +68,7 @@ def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
 
 
 def _greedy(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Line]:
-  """Returns greedy exact match of the first set by hops, or of the sets."""
+  """Returns greedy exact match, of the first set by hops or of all sets."""
   pattern = re.compile(r'val/(.+)/em/greedy')
   names = [match[1] for match in map(pattern.fullmatch, dict.fromkeys(
       key for line in lines for key in line))
@@ -95,7 +95,9 @@ def table(folder: pathlib.Path) -> str:
 
 
 def scores(folder: pathlib.Path, name: str) -> str:
-  """Returns the tables of an evaluation; after training, beside those before.
+  """Returns the tables of an evaluation.
+
+  The evaluation after training is shown beside the one before training.
 
   Args:
     folder: Directory of the run's evaluations.
@@ -144,7 +146,7 @@ def _by_hops(title: str, before: _Cells, after: _Cells,
 
 
 def _legend(cells: _Cells) -> str:
-  """Returns notes for the tables: terms, and widths of the intervals."""
+  """Returns notes for the tables: the terms, and widths of the intervals."""
   counts = sorted({cell.n for row in cells.values() for cell in row.values()})
   if len(counts) > 4:
     counts = [counts[0], counts[len(counts) // 2], counts[-1]]
@@ -159,7 +161,7 @@ def _legend(cells: _Cells) -> str:
 
 
 def _cells(file: pathlib.Path) -> _Cells:
-  """Returns the cells of an evaluation; {} without one."""
+  """Returns the cells of an evaluation; {} if it does not exist."""
   cells: _Cells = collections.defaultdict(dict)
   for row in json.loads(file.read_text()) if file.exists() else ():
     cells[row['set'], row['engine'], row['decoding']][row['hops']] = _Cell(

@@ -96,7 +96,7 @@ class Text:
     self._decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
   def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int, bool]:
-    """Returns the new text, the number of tokens used, and if a stop was found.
+    """Returns new text, the number of tokens used, and if a stop was found.
 
     Bytes that may begin a stop string or a character are held back until the
     next tokens decide it, or until `last` releases them.

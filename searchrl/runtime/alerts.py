@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts: finds what is wrong with a training step, from its metrics. Pure.
+"""Alerts: pure functions that find problems of a training step in its metrics.
 
 A rule compares one metric of a step with a limit, and may use the values of
 that metric in earlier steps. A run acts on its alerts
@@ -61,7 +61,7 @@ def _far_below_first(now: float, before: Past, limit: float) -> bool:
 
 
 def _far_below_best(now: float, before: Past, limit: float) -> bool:
-  """Returns whether the mean of the last 5 steps is far below the best one.
+  """Returns whether the mean of the last 5 steps is far below the best mean.
 
   A fall of less than 0.1 is not a collapse, however low the best mean was.
   """

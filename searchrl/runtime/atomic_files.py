@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic writes: a file or folder is written whole or not at all."""
+"""Atomic writes: an interrupted write leaves the old file or folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 def new_file(file: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a temporary path that replaces `file` when the body ends.
 
-  If the body raises or is killed, or if the power fails, `file` stays as it
-  was. Missing parent directories are made.
+  If the body raises or is killed, or if the power fails, `file` is unchanged.
+  Missing parent directories are made.
   """
   file.parent.mkdir(parents=True, exist_ok=True)
   temporary = file.with_name(f'.{file.name}.{os.getpid()}')
@@ -49,7 +49,7 @@ def write(file: pathlib.Path, data: str | bytes) -> None:
 
 
 def write_json(file: pathlib.Path, value: Any) -> None:
-  """Writes a value to a file as indented JSON, for people to read."""
+  """Writes a value to a file as indented JSON, which people can read."""
   write(file, json.dumps(value, indent=1) + '\n')
 
 

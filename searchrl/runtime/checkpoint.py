@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: saves state and host data, and restores them verified.
+"""Checkpoints: saves the state and host data, and verifies what it restores.
 
 A step is a directory. A `kill -9` at any moment leaves no half-written step
 that counts as saved:
@@ -10,8 +10,9 @@ that counts as saved:
     <directory>/<step>/integrity.json  written last: SHA-256 of all of the above
 
 Orbax restores flipped bits silently, and takes an empty directory named "3" for
-the latest step. Here a step counts only if it has `integrity.json` and if every
-leaf matches its digest. Containers are not stored, only the paths of leaves.
+the latest step. Here a step is committed once it has `integrity.json`, and it
+is intact if every leaf matches its digest. Containers are not stored, only the
+paths of leaves.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _STATE, _EXTRA, _MARKER = 'state', 'extra.json', 'integrity.json'
 
 
 class _Damaged(Exception):
-  """Error: a committed step does not hold what was saved."""
+  """Error: a committed step differs from the saved data."""
 
 
 def save(
@@ -66,7 +67,7 @@ class Saver:
 
   Args:
     directory: Directory of all steps.
-    keep: Number of the newest steps that are kept; at least 1.
+    keep: Number of newest steps that are kept; at least 1.
   """
 
   def __init__(self, directory: Path, *, keep: int = 2):
@@ -113,7 +114,7 @@ class Saver:
         self._commit, step, copies, gathered, extra_text, pinned)
 
   def wait(self) -> None:
-    """Waits until the step being saved is committed on all hosts."""
+    """Waits until the last saved step is committed on all hosts."""
     saving, self._saving = self._saving, None
     if saving is not None:
       saving.result()
@@ -153,23 +154,26 @@ def restore(
     *, at: int | None = None, partial: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> tuple[int, Any, dict[str, Any]] | None:
-  """Returns the newest intact step, as (step, state, extra), or None.
+  """Returns the newest intact step, as (step, state, extra).
 
-  Steps that were never committed are skipped. Damaged ones are renamed
-  `<step>.corrupt` once an older step has proved intact. If no step is intact,
-  no file is changed, because the machine may be at fault and not the files.
+  `extra` is the host data of the step. The result is None if no step was ever
+  committed. Damaged steps are renamed `<step>.corrupt`, but only after an older
+  step has proved intact. If all steps are damaged, no file is changed: the
+  cause may be the machine and not the files.
 
   Args:
     directory: Directory that was given to `save`. It may be missing.
     template: Tree of `jax.ShapeDtypeStruct` or arrays, like the saved one. A
-      leaf gets the template's sharding, on any mesh, or is numpy without one.
+      leaf of the result has the sharding of its template, on any mesh. It is a
+      numpy array if the template has no sharding.
     at: Committed step to restore. None: the newest intact one.
     partial: Whether the template may lack leaves of the saved state, which are
       then not read. `{'params': ...}` leaves out the optimizer's state.
     warn: Function that receives one sentence for each step that is skipped.
 
   Raises:
-    ValueError: The template does not match the state, or all steps are damaged.
+    ValueError: The template does not match the state, all steps are damaged, or
+      the step `at` is damaged or missing.
   """
   directory = _absolute(directory)
   for step in sorted(set(_numbered(directory)) - set(steps(directory))):
@@ -203,7 +207,7 @@ def steps(directory: Path) -> list[int]:
 
 
 def holds(directory: Path, step: int, name: str) -> bool:
-  """Returns whether a committed step has a leaf under a name, as 'critic'."""
+  """Returns whether a committed step has leaves under a name like 'critic'."""
   seal, _ = _read_seal(_absolute(directory) / str(step))
   return any(leaf.startswith(f'{name}/') for leaf in seal['leaves'])
 
@@ -212,7 +216,7 @@ def extra(directory: Path, step: int) -> dict[str, Any]:
   """Returns the host data of a committed step.
 
   Raises:
-    ValueError: The step differs from what was saved.
+    ValueError: The step differs from the saved data.
   """
   path = _absolute(directory) / str(step)
   try:
@@ -222,7 +226,7 @@ def extra(directory: Path, step: int) -> dict[str, Any]:
 
 
 def delete(directory: Path, step: int) -> None:
-  """Deletes a step. A kill leaves the step either whole or uncommitted."""
+  """Deletes a step. A kill leaves the step either intact or uncommitted."""
   path = _absolute(directory) / str(step)
   (path / _MARKER).unlink(missing_ok=True)  # first: uncommits the step
   shutil.rmtree(path, ignore_errors=True)  # the next save tries again
@@ -355,7 +359,7 @@ def _prune(directory: pathlib.Path, keep: int, pinned: Collection[int]) -> None:
 
 
 def _quarantine(path: pathlib.Path) -> pathlib.Path:
-  """Renames a damaged step to an unused name that is not a step's."""
+  """Renames a damaged step to an unused name, which is not that of a step."""
   names = (f'{path}.corrupt{i or ""}' for i in itertools.count())
   target = next(t for t in map(pathlib.Path, names) if not t.exists())
   if jax.process_index() == 0:
@@ -391,7 +395,7 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 
 def _describe(leaf: Any) -> dict[str, str]:
-  """Returns the dtype, shape and SHA-256 of an array on any device or host."""
+  """Returns the dtype, shape and SHA-256 of an array."""
   if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
     leaf = multihost_utils.process_allgather(leaf, tiled=True)
   elif isinstance(leaf, jax.Array):

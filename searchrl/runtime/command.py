@@ -40,7 +40,8 @@ def expand(arguments: list[str]) -> list[str]:
   """Returns the arguments of `searchrl.main` for those of `searchrl`.
 
   Raises:
-    ValueError: No command has this name, or its text is missing or too much.
+    ValueError: No command has this name, its text is missing, or it takes no
+      text.
   """
   if arguments[0].startswith('-'):
     return arguments
@@ -62,7 +63,7 @@ def expand(arguments: list[str]) -> list[str]:
 
 
 def _help() -> str:
-  """Returns what the command takes, with a line for each config."""
+  """Returns the usage of the command, with a line for each config."""
   names = {stem: name for name, stem in _SHORT.items()}
   lines = [f'  {names.get(stem, stem):24} {summary}'
            for stem, summary in config_files.shipped().items()]

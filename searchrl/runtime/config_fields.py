@@ -31,7 +31,7 @@ Settings = dict[str, list[str | None]]
 
 
 def split(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
-  """Returns the values that arguments give to fields, and other arguments.
+  """Returns the values that arguments give to fields, and the other arguments.
 
   Raises:
     ValueError: An argument --noconfig.FIELD has a value.
@@ -62,7 +62,7 @@ def assign(config: config_dict.ConfigDict, settings: Settings, file: str
 
   Args:
     config: Config of a file.
-    settings: Values of fields; the last value of each one counts.
+    settings: Values of fields. If a field has several, the last one counts.
     file: Path of the file, for errors.
 
   Raises:
@@ -88,7 +88,7 @@ def add_keywords(config: config_dict.ConfigDict, settings: Settings
     settings: Values of a command line, which may name another algorithm.
 
   Returns:
-    The default of each field that was added. None for a keyword without one.
+    The default of each added field; None for a keyword without a default.
   """
   added = {}
   config.unlock()
@@ -137,7 +137,7 @@ def groups(config: Mapping[str, Any], path: str = ''
 
 
 def closest(field: str, config: Mapping[str, Any]) -> str:
-  """Returns a sentence with the field that a name may mean; '' for none."""
+  """Returns a sentence with the field that a name may mean, or ''."""
   names = sorted((name for name, _ in leaves(config)),
                  key=lambda name: name.count('.'))
   if answer := foreign_names.answer(field, names):
@@ -150,7 +150,7 @@ def closest(field: str, config: Mapping[str, Any]) -> str:
 
 def _set(config: config_dict.ConfigDict, field: str,
          texts: Sequence[str | None], file: str) -> None:
-  """Sets a field to the last of the values that it is given, or raises."""
+  """Sets a field to the last of the given values, or raises a ValueError."""
   group, name, text = _group_of(config, field), field.split('.')[-1], texts[-1]
   if group is None:
     near = closest(field, config) or f'--config={file} --help lists all.'
@@ -173,7 +173,7 @@ def _set(config: config_dict.ConfigDict, field: str,
 
 def _check_tuple(field: str, old: tuple[Any, ...], new: tuple[Any, ...],
                  texts: Sequence[str | None], nests: bool) -> None:
-  """Raises a ValueError for entries of another kind, or several tuples."""
+  """Raises a ValueError for entries of a wrong type, or for several tuples."""
   if len(texts) > 1:
     raise ValueError(
         f'--config.{field} must be given once, but is given {len(texts)} '
@@ -220,7 +220,7 @@ _READERS: tuple[Any, ...] = (  # type, function of a text, words
 
 def _keywords(path: str, group: Mapping[str, Any], settings: Settings
              ) -> dict[str, inspect.Parameter]:
-  """Returns the keywords of the function that a group's fields go to."""
+  """Returns the keywords of the function that receives a group's fields."""
   last = path.rpartition('.')[2]
   if last == 'optimizer':
     field, name = path, OPTIMIZER
@@ -234,13 +234,13 @@ def _keywords(path: str, group: Mapping[str, Any], settings: Settings
 
 
 def _annotated(parameter: inspect.Parameter) -> type:
-  """Returns the type of a parameter's annotation; object if it is unknown."""
+  """Returns the type in a parameter's annotation; object if unknown."""
   return next((kind for kind in _SIMPLE if re.search(
       rf'\b{kind.__name__}\b', str(parameter.annotation))), object)
 
 
 def _group_of(config: Any, field: str) -> config_dict.ConfigDict | None:
-  """Returns the group that has a field; None if there is no such field."""
+  """Returns the group that has a field, or None."""
   *groups, name = field.split('.')
   for group in groups:
     if not isinstance(config, config_dict.ConfigDict) or group not in config:

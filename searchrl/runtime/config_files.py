@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Loads config files by name; one that cannot be loaded says why, in a line.
+"""Loads config files by name, with a one-line error if this is not possible.
 
 The package has a copy of `configs/`, for a directory that has no such folder.
 """
@@ -19,7 +19,7 @@ _SHIPPED = pathlib.Path(__file__).resolve().parents[1] / 'configs'
 
 
 def load(name: str) -> Any:
-  """Loads the config of a file, named with or without :KEY=VALUE after it.
+  """Loads the config of a file, whose name may end with :KEY=VALUE.
 
   Raises:
     FileNotFoundError: The file does not exist.
@@ -65,14 +65,14 @@ def _broken(file: pathlib.Path, error: Exception) -> ValueError:
 
 
 def _find(file: pathlib.Path) -> pathlib.Path:
-  """Returns a file, or the package's own if it is not here."""
+  """Returns the path of a file, or of the package's file of this name."""
   shipped = _SHIPPED / file.name
   return shipped if file.parent == pathlib.Path('configs') and (
       not file.is_file() and shipped.is_file()) else file
 
 
 def _provide() -> None:
-  """Makes the package's configs importable, after those of the user."""
+  """Makes the package's configs importable, after the user's configs."""
   try:
     configs = importlib.import_module('configs')
   except ModuleNotFoundError:
@@ -84,7 +84,7 @@ def _provide() -> None:
 
 
 def shipped() -> dict[str, str]:
-  """Returns the first line of each config that the package has, by its name."""
+  """Returns the first line of each config in the package, by name."""
   files = [file for file in sorted(_SHIPPED.glob('*.py'))
            if 'def get_config' in file.read_text(encoding='utf-8')]
   return {file.stem: (ast.get_docstring(ast.parse(

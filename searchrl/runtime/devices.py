@@ -91,8 +91,8 @@ def to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
   """Returns devices to compile for, which this machine need not have.
 
   TPU programs compile on any machine that has libtpu, and GPU programs on any
-  that has jax's plugin for CUDA 12. Returns None without them, for a TPU slice
-  of an unusual size, and for GPU hosts that are not full.
+  machine that has jax's plugin for CUDA 12. Returns None if these are missing,
+  for a TPU slice of an unusual size, and for GPU hosts that are not full.
   """
   if kind.torus is None:
     return _gpus_to_compile_for(kind, count)

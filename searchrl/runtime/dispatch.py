@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One order in which a process starts programs on its devices.
+"""Starts all programs of a process in one order on its devices.
 
 A collective waits until all devices have reached it. If two threads start
-programs of several devices at a time, one device may get them in another order
-than the rest, and all wait forever. So every jitted program that can span
-devices is started under one lock. The lock is not held while a program runs.
+programs at the same time, devices may get them in different orders and wait
+forever. Therefore every jitted program that can span devices is started under
+one lock. The lock is not held while a program runs.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _LOCK = threading.RLock()  # a program may be traced within another one
 
 
 class Ordered:
-  """A jitted program whose starts have their place in the process's order.
+  """A jitted program that is started under the lock of this module.
 
   It has the attributes of the program, such as `lower`.
   """

@@ -21,7 +21,7 @@ _ORBAX = f'{os.sep}orbax{os.sep}checkpoint{os.sep}'
 
 
 def drop_repeated_errors() -> None:
-  """Makes this process drop these repeated messages, and no others."""
+  """Makes this process drop these repeated messages, but no others."""
   for name in ('absl', 'asyncio'):
     logging.getLogger(name).addFilter(_is_new)
   hook = sys.unraisablehook
@@ -30,7 +30,7 @@ def drop_repeated_errors() -> None:
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-  """Returns whether a record is anything but a failed write in Orbax."""
+  """Returns False for log records of a failed write in Orbax."""
   if record.levelno < logging.ERROR or not record.exc_info:
     return True
   _, error, trace = record.exc_info
@@ -41,7 +41,7 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 def _unless_late(hook: Callable[[sys.UnraisableHookArgs], None],
                  unraisable: sys.UnraisableHookArgs) -> None:
-  """Calls the hook, except for a write that ends after Orbax's event loop."""
+  """Calls the hook, except for writes that end after Orbax's event loop."""
   is_late = (unraisable.object is None and
              isinstance(unraisable.exc_value, RuntimeError) and
              str(unraisable.exc_value) == 'Event loop is closed')

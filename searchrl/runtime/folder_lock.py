@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lock on a run's directory, so that two runs do not mix their files.
 
-One process, or group of processes, holds it. It is the system's lock, which a
-killed process releases, on local file systems and on network file systems that
-support it. Some file systems lock only within one host. So the locked file also
-notes who uses the directory, and is touched every few seconds. A process on
-another host waits to see whether the file is still being touched.
+One process, or group of processes, holds the lock. It is the operating system's
+lock, which a killed process releases, on local file systems and on network file
+systems that support it. Some file systems lock only within one host. The locked
+file therefore also records which process uses the directory, and is touched
+every few seconds. A process on another host waits to see whether the file is
+still being touched.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def hold(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def release_at_end() -> Iterator[None]:
-  """Releases, at its end, the directories that were locked inside it."""
+  """Releases the directories that were locked in the body, when it ends."""
   before = {*_held}
   try:
     yield
@@ -88,7 +89,10 @@ def _beat(file: pathlib.Path) -> None:
 
 
 def _is_touched(file: pathlib.Path, holder: dict[str, Any]) -> bool:
-  """Waits; returns whether the file was touched. No clocks are compared."""
+  """Waits, and returns whether the file was touched in the meantime.
+
+  Clocks of different hosts are not compared.
+  """
   processes.say(f'The folder was used by process {holder.get("process")} of '
                 f'{holder["host"]}. If it stays silent for {_SILENT_SECS:g} s, '
                 'this run goes on.')
@@ -101,7 +105,10 @@ def _is_touched(file: pathlib.Path, holder: dict[str, Any]) -> bool:
 
 
 def _read(file: pathlib.Path) -> dict[str, Any]:
-  """Returns the holder; {} if there is none or a kill cut the note short."""
+  """Returns the record of the process that holds the lock.
+
+  It is {} if there is none, or if a kill interrupted its writing.
+  """
   try:
     return json.loads(file.read_text() or '{}')
   except (FileNotFoundError, ValueError):

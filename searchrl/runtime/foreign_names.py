@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names that verl, TRL and Search-R1 give to config fields, and ours."""
+"""Names of config fields in verl, TRL and Search-R1, and our names for them."""
 
 from collections.abc import Sequence
 import re
@@ -60,10 +60,10 @@ OURS = {name: fields for fields, names in _THEIRS.items()
 
 
 def answer(name: str, fields: Sequence[str]) -> str:
-  """Returns a sentence with our name of a field; '' if none is known.
+  """Returns a sentence with our name of a field; '' if it is unknown.
 
   Args:
-    name: Name in another library, with its groups or without.
+    name: Name in another library, with or without its groups.
     fields: Dotted names of the fields of a config, which may be in groups.
   """
   theirs = max((key for key in OURS if f'.{name}'.endswith(f'.{key}')),

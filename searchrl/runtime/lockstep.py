@@ -21,18 +21,20 @@ _SAME_CALLS = 'processes must make the same calls in the same order'
 
 
 class LockstepCheck:
-  """A check that raises an error at the first call that processes do not share.
+  """A check that all processes make the same calls in the same order.
 
-  Call it before each dispatch of a program with collectives:
+  It raises an error at the first call that differs between processes. Call it
+  before each dispatch of a program with collectives:
 
       lockstep('update', batch, num_microbatches)  # what will be dispatched
       lockstep.phase('train')                      # at the end of a phase
 
   Args:
-    mode: Kind of check. 'off': none. 'phase': compares a running SHA-256 at the
-      end of each phase, at almost no cost. 'call': compares every call, at some
-      milliseconds each, and so names the call at which processes diverge.
-    timeout_secs: Time-out of a comparison, as in `processes.exchange`.
+    mode: Kind of check. 'off': no check. 'phase': compares a running SHA-256 at
+      the end of each phase, at almost no cost. 'call': compares every call,
+      which takes some milliseconds, and names the call at which processes
+      diverge.
+    timeout_secs: Timeout of a comparison, as in `processes.exchange`.
   """
 
   def __init__(self, mode: str = 'phase',
@@ -66,7 +68,7 @@ class LockstepCheck:
     self._calls, self._last = self._calls + 1, call
 
   def phase(self, name: str) -> None:
-    """Ends a phase: raises a RuntimeError if the calls so far have differed."""
+    """Ends a phase. Raises a RuntimeError if the calls so far have differed."""
     if self._mode == 'off' or processes.count() == 1:
       return
     digest = self._digest.hexdigest()[:16]

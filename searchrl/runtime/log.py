@@ -17,7 +17,7 @@ LEVELS = ('debug', 'info', 'warning', 'error')
 
 
 class _Stderr(logging.Handler):
-  """A handler that writes lines above the drawn line of the progress."""
+  """A handler that writes lines above the progress line of a terminal."""
 
   def emit(self, record: logging.LogRecord) -> None:
     with progress.hidden():
@@ -25,18 +25,18 @@ class _Stderr(logging.Handler):
 
 
 def say(text: str) -> None:
-  """Logs a text, with the level that its beginning says."""
+  """Logs a text, with the level that its first word implies."""
   is_warning = text.startswith('Warning: ')
   LOGGER.log(logging.WARNING if is_warning else logging.INFO, '%s', text)
 
 
 def informs() -> bool:
-  """Returns whether more than warnings is logged."""
+  """Returns whether messages below the level of warnings are logged."""
   return LOGGER.isEnabledFor(logging.INFO)
 
 
 def set_level(name: str) -> None:
-  """Sets the level of the logger; with 'debug', lines have a time, too."""
+  """Sets the level of the logger. With 'debug', lines also have a time."""
   LOGGER.setLevel(name.upper())
   form = '%(asctime)s %(message)s' if name == 'debug' else '%(message)s'
   for handler in LOGGER.handlers:

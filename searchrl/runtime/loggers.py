@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Loggers: show a run's metrics elsewhere, beside metrics.jsonl.
+"""Loggers: send a run's metrics to other services, besides metrics.jsonl.
 
-A logger is a function `make(folder, config, first)` that returns what logs a
-step and what ends the log. A config names ours by their short names, and a
-user's as 'module:function'.
+A config names a logger's function `make(folder, config, first)`, which returns
+a `Logger`. Built-in loggers have short names, and a user's logger is named as
+'module:function'.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ _IDS = 'loggers.json'  # file with the ids of a run's logs, in its folder
 
 
 class Logger(NamedTuple):
-  """Two functions that send metrics to one place and end the log there."""
+  """Two functions: one sends a step's metrics to a place, one ends the log."""
 
   log: Callable[[int, Mapping[str, float]], Any]  # a step and its metrics
   close: Callable[[], Any]  # sends what is left
@@ -52,11 +52,10 @@ def tensorboard(folder: pathlib.Path, config: Mapping[str, Any],
 
 def wandb(folder: pathlib.Path, config: Mapping[str, Any],
           first: int | None) -> Logger:
-  """Logs to Weights & Biases; a resumed run goes on in the same one there.
+  """Logs to Weights & Biases. A resumed run continues its log there.
 
   The environment has its own settings, such as WANDB_PROJECT, WANDB_MODE=offline
-  and WANDB_ENTITY. Steps that a restored run repeats keep the values that they
-  had first.
+  and WANDB_ENTITY. If a restored run repeats steps, their first values stay.
   """
   del first
   import wandb as package
@@ -111,7 +110,10 @@ def resolve(names: Sequence[str]) -> tuple[Make, ...]:
 
 
 def _id(folder: pathlib.Path, name: str) -> str:
-  """Returns the id of a folder's run at a service; the first call draws it."""
+  """Returns the id of a folder's run at a service.
+
+  The first call draws a random id and writes it to the folder.
+  """
   file = folder / _IDS
   ids = json.loads(file.read_text()) if file.exists() else {}
   if name not in ids:

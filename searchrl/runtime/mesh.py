@@ -5,8 +5,9 @@
 `RULES` is the only table that says which axes are split over which devices. All
 other code names logical axes ('batch', 'embed', 'heads', ...) only. Mesh axes
 are `Auto`: the compiler propagates shardings from the arguments. A mesh is
-passed as an argument, or set with `jax.set_mesh`, but never entered. A mesh has
-the axis 'expert' only if it splits experts; else it has the other three.
+passed as an argument, or set with `jax.set_mesh`, but is not used in a `with`
+statement. A mesh has the axes 'data', 'fsdp' and 'tensor', and the axis
+'expert' only if it splits experts.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def make(
     *,
     data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1,
     devices: Sequence[Any] | None = None) -> Mesh:
-  """Makes a mesh of devices. One size may be -1: it takes the rest.
+  """Makes a mesh of devices. One size may be -1, for all remaining devices.
 
   Args:
     data: Number of data-parallel ways. Parameters are replicated over them.
@@ -74,23 +75,23 @@ def make(
 
 
 def in_order(devices: np.ndarray) -> Mesh:
-  """Returns the mesh of devices in the given order.
+  """Returns a mesh of devices in the given order.
 
-  They are [data, fsdp, tensor] or [data, fsdp, expert, tensor].
+  The devices are [data, fsdp, tensor] or [data, fsdp, expert, tensor].
   """
   names = AXES if devices.ndim == len(AXES) else _WITH_EXPERTS
   return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def abstract(count: int, **sizes: int) -> AbstractMesh:
-  """Makes a mesh like `make`, without real devices, to compute with shapes."""
+  """Makes a mesh like `make`, without real devices, to compute shapes."""
   sizes = _fill(_sizes(**sizes), count)
   return AbstractMesh(tuple(sizes.values()), tuple(sizes),
                       axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def spec(mesh: Mesh, logical_axes: Axes) -> PartitionSpec:
-  """Returns the mesh axes that split each dimension; None keeps one whole."""
+  """Returns the mesh axes that split each dimension; None: it is not split."""
   return PartitionSpec(*(_mesh_axes(mesh.shape, axis) for axis in logical_axes))
 
 
@@ -134,8 +135,9 @@ def check_divisible(mesh: Mesh, shape: Sequence[int], logical_axes: Axes,
 def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
   """Puts host arrays onto the mesh, their rows split over 'batch'.
 
-  Every process passes the same whole arrays and keeps its own rows. Dimension
-  `axis` has the rows: 0 for [B, ...], 1 for stacked [M, B, ...].
+  Every process passes the same arrays, which have all rows, and keeps its own
+  rows. Dimension `axis` has the rows: 0 for [B, ...], 1 for stacked [M, B,
+  ...].
 
   Raises:
     ValueError: B is not a multiple of the number of batch shards.
@@ -158,7 +160,7 @@ def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
 
 
 def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  """Puts a host array onto devices. It must be equal on all processes."""
+  """Puts a host array, equal on all processes, onto devices."""
   x = np.asarray(x)
   if sharding.is_fully_addressable:
     return jax.device_put(x, sharding)
@@ -170,8 +172,8 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
           ) -> jax.Array:
   """Returns a copy, with a given sharding, of an array on a host or any mesh.
 
-  It is not copied through the host if it is on the sharding's devices. Without
-  a dtype, the copy has the dtype of x.
+  The copy does not pass through the host if x is on the sharding's devices. If
+  no dtype is given, the copy has the dtype of x.
   """
   if isinstance(x, jax.Array) and (
       x.sharding.device_set == sharding.device_set):
@@ -183,10 +185,10 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
 def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
   """Returns x split by the new logical axes, within a jitted function.
 
-  The old axes are named, too, so that the use of x on one side does not decide
-  how it is split on the other. Its gradient is resharded from new to old. If
-  the new axes split x unevenly, over several mesh axes, a whole copy may be
-  made on the way.
+  The old axes are given so that the compiler does not split x by the new axes
+  before this point. The gradient is resharded from new to old. If the new axes
+  split x unevenly, over several mesh axes, the compiler may gather all of x on
+  the way.
   """
   for axes in (old, new):
     x = jax.lax.with_sharding_constraint(x, sharding(mesh, axes))
@@ -226,9 +228,10 @@ def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
 
   Its axes are 'data', 'fsdp0', 'fsdp1', ..., 'tensor'. The devices and their
   order stay the same. Returns None if the devices have no coordinates, or if
-  'fsdp' does not run along their axes, runs along only one of them, spans
-  several slices or has at most `more_than` devices, or if the mesh splits
-  experts. For the default, a TPU's compiler uses a single ring.
+  the mesh splits experts. It also returns None if 'fsdp' does not run along the
+  torus's axes, runs along only one of them, spans several slices, or has at
+  most `more_than` devices. Up to the default of 32 devices, a TPU's compiler
+  uses one ring.
   """
   if mesh.devices.ndim > len(AXES):
     return None
@@ -243,10 +246,10 @@ def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
 
 
 def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
-  """Returns the shape in which a sequence of places is a grid; () if none.
+  """Returns the shape of the grid that some coordinates form; () if none.
 
-  In a grid, the places on each line of the last axis differ in one coordinate
-  only. The first places of these lines are again a grid.
+  In a grid, the coordinates on each line of the last axis differ in one number
+  only. The first coordinates of these lines are again a grid.
   """
   if len(places) == 1:
     return ()
@@ -262,10 +265,10 @@ def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
 def summed_by_axis(torus: Mesh, tree: Any, axes: Any) -> Any:
   """Returns the same arrays, whose gradients are summed axis by axis.
 
-  It is for use in a jitted function. Of the sum of a gradient, a device needs
-  only the part that it holds of the array. Over a torus of many chips, the
-  compiler sums the whole gradient on every device, which sends twice as much.
-  If it is asked for the parts along one axis after the other, it sends parts.
+  It is for use in a jitted function. A device needs only a part of a summed
+  gradient: that of its part of the array. Over a torus of many chips, the
+  compiler sums the full gradient on every device, which sends twice as much. If
+  the sum is split along one axis after the other, it sends only parts.
 
   Args:
     torus: Mesh made by `torus`.
@@ -295,7 +298,7 @@ def summed_by_axis(torus: Mesh, tree: Any, axes: Any) -> Any:
 
 
 def local(mesh: Mesh) -> Mesh:
-  """Returns the part of a mesh whose devices belong to this process.
+  """Returns the part of a mesh that has this process's devices.
 
   Raises:
     ValueError: This part is not a block of the mesh.
@@ -345,7 +348,11 @@ def _slices(devices: Sequence[Any]) -> int:
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
-  """Replaces -1. Raises unless the sizes multiply to `count` devices."""
+  """Returns the sizes with -1 replaced.
+
+  Raises:
+    ValueError: The sizes do not multiply to `count` devices.
+  """
   for axis, size in sizes.items():
     if size < 1 and size != -1:
       raise ValueError(

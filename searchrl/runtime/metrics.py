@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of a run: writes scalars to metrics.jsonl and to loggers.
 
-`metrics.jsonl` is the source of truth, from which all else is derived. It is
-append-only, with one JSON object per write, which is on disk when `write`
-returns. Only one process writes.
+`metrics.jsonl` is the source of truth: curves, reports and logs are derived
+from it. It is append-only, with one JSON object per write, which is on disk
+when `write` returns. Only one process writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Writer:
   Args:
     workdir: Directory of the run. It is made if it is missing. If it has a
       metrics file, lines are appended.
-    log_to: Names of loggers, of `loggers.OURS` or as 'module:function'.
+    log_to: Names of loggers: keys of `loggers.OURS` or 'module:function'.
     config: Config of the run by name, for the loggers.
     step_field: Name of the step in a line.
     enabled: False on all processes but the first. Then nothing is written, and

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plugins: finds the function that a config names as 'module:function'.
 
-There is no registry: your own functions are named in the same way as ours.
+There is no registry: users' functions are named in the same way as ours.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
 
 
 def argument(function: Callable[..., Any]) -> str:
-  """Returns the name of a function's positional argument; '' for none."""
+  """Returns the name of a function's positional argument, or ''."""
   return next((p.name for p in _parameters(function)[:1] if p.kind in (
       p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)), '')
 
@@ -126,7 +126,7 @@ def _check_options(parameters: Sequence[inspect.Parameter], name: str,
 
 def beside(name: str, function: str, *, field: str, ours: str
           ) -> Callable[..., Any] | None:
-  """Returns another function of the module of a function that a config names.
+  """Returns another function of the module that has a config's function.
 
   Args:
     name: Name of the function, as 'module:function'.

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-process runs: start, exchange, agree, and act once for all processes.
 
-Processes meet on the host, through the key-value store of jax's coordination
-service. No device takes part, so a meeting is possible before the first program
-and has a time-out. All processes must call these functions in the same order,
-each from one thread. An error names the processes at another `tag`. With one
-process, all of this is free and touches no device.
+A meeting is a point at which all processes wait for each other and exchange
+data. It uses the key-value store of jax's coordination service on the hosts. No
+device takes part, so that a meeting is possible before the first program and
+has a timeout. All processes must call these functions in the same order, each
+from one thread. If they do not, an error names the processes and the `tag` of
+their meetings. With one process, these functions cost nothing and use no
+device.
 """
 
 from __future__ import annotations
@@ -43,13 +45,14 @@ _failed: list[str] = []  # tags of timed-out meetings; in the end equal on all
 
 
 def initialize(environ: Mapping[str, str] = os.environ) -> None:
-  """Starts `jax.distributed` if the environment says so, before any device.
+  """Starts `jax.distributed` if the environment asks for it.
 
-  The environment says so with JAX_COORDINATOR_ADDRESS (host:port of process 0),
-  JAX_NUM_PROCESSES and JAX_PROCESS_ID, or if it is a SLURM step of several
-  tasks or a Cloud TPU pod of several hosts.
+  Call it before any use of a device. The environment asks for it by
+  JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and
+  JAX_PROCESS_ID, or by being a SLURM step of several tasks or a Cloud TPU pod
+  of several hosts.
 
-  The time-outs are SEARCHRL_START_SECS (300), SEARCHRL_HEARTBEAT_SECS (100, the
+  The timeouts are SEARCHRL_START_SECS (300), SEARCHRL_HEARTBEAT_SECS (100, the
   time after which the others end when a process has died) and
   SEARCHRL_SHUTDOWN_SECS (300). A coordinator on a loopback address listens only
   there. Under SLURM, jax gives each task one GPU. JAX_LOCAL_DEVICE_IDS=0,1,...
@@ -95,7 +98,7 @@ def count() -> int:
 
 
 def index() -> int:
-  """Returns this process's index; `jax.process_index` may differ on TPU."""
+  """Returns this process's index. On TPU `jax.process_index` may differ."""
   return distributed.global_state.process_id
 
 
@@ -128,7 +131,10 @@ def exchange(tag: str, payload: bytes,
 
 
 def barrier(tag: str, timeout_secs: float = TIMEOUT_SECS) -> None:
-  """Waits until every process is here. Raises the errors of `exchange`."""
+  """Waits until every process has called it.
+
+  Raises the errors of `exchange`.
+  """
   exchange(tag, b'', timeout_secs)
 
 
@@ -156,7 +162,10 @@ def agree(tag: str, value: Any) -> Any:
 
 
 def share(items: Sequence[Any]) -> Sequence[Any]:
-  """Returns this process's block of the items. Blocks differ by at most one."""
+  """Returns this process's block of the items.
+
+  Block sizes differ by at most 1.
+  """
   edges = [len(items) * i // count() for i in (index(), index() + 1)]
   return items[slice(*edges)]
 
@@ -193,13 +202,16 @@ def on_first(tag: str, function: Callable[[], Any],
 
 
 def stop_requested_anywhere(is_requested: bool) -> bool:
-  """Returns whether any process was asked to stop, so that all can stop."""
+  """Returns whether any process was asked to stop.
+
+  All processes can then stop at the same time.
+  """
   return any(exchange('stop?', b'1' if is_requested else b''))
 
 
 def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
         ) -> list[tuple[str, bytes]]:
-  """Returns every process's (tag, payload), as `exchange` for any tags."""
+  """Returns every process's (tag, payload); the tags may differ."""
   if count() == 1:
     return [(tag, payload)]
   client: Any = distributed.global_state.client
@@ -220,7 +232,7 @@ def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
 
 
 def _forget_meetings_before(client: Any, folder: str) -> None:
-  """Deletes earlier entries, since all processes have left those meetings."""
+  """Deletes the data of earlier meetings, which all processes have left."""
   while _stale[0] != folder:
     old = _stale.pop(0)
     if is_first():
@@ -229,7 +241,7 @@ def _forget_meetings_before(client: Any, folder: str) -> None:
 
 def _unpack(client: Any, folder: str, process: int, entry: bytes
            ) -> tuple[str, bytes]:
-  """Returns a process's tag and payload, from its head entry and the rest."""
+  """Returns the tag and payload of a process from its stored entries."""
   head, _, packed = entry.partition(b'\n')
   tag, size = json.loads(head)
   packed += b''.join(
@@ -239,7 +251,11 @@ def _unpack(client: Any, folder: str, process: int, entry: bytes
 
 
 def _wait(client: Any, tag: str, heads: str, timeout_secs: float) -> None:
-  """Waits at a barrier. Raises a TimeoutError that names who is missing."""
+  """Waits at a barrier.
+
+  Raises:
+    TimeoutError: A process is missing; the message names it.
+  """
   try:  # A barrier's name is never freed, so it is used again until it fails.
     client.wait_at_barrier(f'searchrl/{len(_failed)}', int(timeout_secs * 1000))
   except jax.errors.JaxRuntimeError as error:
@@ -256,7 +272,7 @@ def _wait(client: Any, tag: str, heads: str, timeout_secs: float) -> None:
 
 
 def _explicit(environ: Mapping[str, str]) -> dict[str, Any]:
-  """Returns jax.distributed.initialize's arguments from the three variables."""
+  """Returns arguments of jax.distributed.initialize from the variables."""
   missing = [name for name in _EXPLICIT if not environ.get(name)]
   if missing:
     raise ValueError(f'{", ".join(_EXPLICIT)} must be set together, but lack '
@@ -321,7 +337,10 @@ def _differences(tag: str, values: Sequence[dict[str, str]]) -> list[str]:
 
 
 def by_process(texts: Sequence[str]) -> str:
-  """Returns 'process 0: a; processes 1, 2: b', from where the texts differ."""
+  """Returns a text such as 'process 0: a; processes 1, 2: b'.
+
+  Each text begins where the texts differ.
+  """
   start = max(len(os.path.commonprefix(list(texts))) - 100, 0)
   return '; '.join(
       f'{_named([i for i, other in enumerate(texts) if other == text])}: '

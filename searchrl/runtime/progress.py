@@ -1,13 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Progress on stderr: phases that last, one bar at a time, seconds by phase.
+"""Progress on stderr: lines for long phases, one bar at a time, and timers.
 
-`with phase('Loading the weights'): ...` prints nothing if its body is quick.
-Otherwise it says what the process does while it does it, and the seconds. A
-phase of a known amount of work has a bar. The work of a training run is a
-`ProgressBar`. On a terminal, one line is drawn over and over, and it is always
-that of the innermost phase. In a file, a phase has a line at its start, one
-every half minute, and one at its end.
+A phase is a part of the work with a name. `with phase('Loading the weights'):
+...` prints nothing if its body is quick. Otherwise it shows the name of the
+phase and the seconds. A phase with a known amount of work has a bar. The work
+of a training run is a `ProgressBar`. On a terminal, one line is redrawn; it
+shows the innermost phase. In a file, a phase has a line at its start, one every
+half minute, and one at its end.
 
 Only the first process prints. This module imports no other module of ours.
 """
@@ -40,7 +40,7 @@ _COLUMNS = 79  # width of a line, if that of the terminal is not known
 
 @dataclasses.dataclass(eq=False)
 class Phase:
-  """Work under way. Only the display changes it."""
+  """A phase that is running. Only the display changes it."""
 
   what: str
   began: float  # on the display's clock
@@ -56,11 +56,11 @@ class Phase:
   last_line: float = -1e9  # time of its last line in a file
 
   def secs(self, now: float) -> float:
-    """Returns the age of the phase."""
+    """Returns the seconds since the phase began."""
     return now - self.began
 
   def bar(self, now: float, columns: int, beside: list[str]) -> str:
-    """Returns a line with a bar, which fits in `columns`."""
+    """Returns a line with a bar that is at most `columns` wide."""
     import tqdm  # only a terminal needs it
     shape = f'{self.what} {{n_fmt}}/{{total_fmt}} |{{bar:{{cells}}}}| '
     meter = lambda cells: tqdm.tqdm.format_meter(
@@ -75,13 +75,13 @@ class Phase:
     return line[:columns]
 
   def step(self, now: float) -> str:
-    """Returns the line of a file about a step of a run."""
+    """Returns the line about a step of a run, for a file."""
     end = f'  ETA {self.left(now)}'
     return _joined(f'{self.what} {self.done}/{self.total}', self.fields,
                    _COLUMNS - len(end)) + end
 
   def status(self, now: float, beside: list[str]) -> str:
-    """Returns what a line of a file says while the phase lasts."""
+    """Returns the line about a phase that is still running, for a file."""
     if not self.total:
       return f'{self.what}: {_duration(self.secs(now))} so far'
     if self.is_run:
@@ -90,25 +90,25 @@ class Phase:
             f'{_duration(self.secs(now))}, {self.left(now)} left')
 
   def left(self, now: float) -> datetime.timedelta:
-    """Returns the time that the rest takes at the pace so far."""
+    """Returns the remaining time, at the speed so far."""
     return datetime.timedelta(
         seconds=round(self._pace(now) * max(self.total - self.done, 0)))
 
   def all(self, now: float) -> float:
-    """Returns the seconds that all units take at the pace so far."""
+    """Returns the seconds for all units, at the speed so far."""
     return self._pace(now) * self.total
 
   def _pace(self, now: float) -> float:
     return self.secs(now) / max(self.done - self.initial, 1)
 
   def end(self, now: float) -> str:
-    """Returns what is said at the end of the phase."""
+    """Returns the line for the end of the phase."""
     count = f'{self.done:,} {self.unit}s, ' if self.total else ''
     return f'{self.what}: {count}{_duration(self.secs(now))}'
 
 
 class Display:
-  """All phases of a process, and the line that shows the innermost one.
+  """All running phases of a process, and the line that shows the innermost.
 
   Args:
     stream: Function that returns the file that is written to.
@@ -125,7 +125,7 @@ class Display:
     self._lock = threading.RLock()
 
   def begin(self, what: str, **facts: Any) -> Phase:
-    """Adds a phase inside all others; `facts` are fields of `Phase`."""
+    """Adds an innermost phase. `facts` are fields of `Phase`."""
     now = self._clock()
     phase = Phase(what, now, **facts)
     phase.done = phase.initial
@@ -134,7 +134,7 @@ class Display:
     return phase
 
   def end(self, phase: Phase, *, failed: bool = False) -> None:
-    """Removes a phase; says how long it lasted if it was long."""
+    """Removes a phase, and prints its duration if it was long."""
     now = self._clock()
     with self._lock:
       outside = self._phases[:self._phases.index(phase)]
@@ -154,7 +154,7 @@ class Display:
 
   def advance(self, phase: Phase, done: int, fields: list[str] | None = None
              ) -> None:
-    """Sets the number of units done, and what is said beside it."""
+    """Sets the number of finished units, and the texts beside the bar."""
     now = self._clock()
     with self._lock:
       phase.done = min(done, phase.total)
@@ -170,7 +170,7 @@ class Display:
         self._line(phase.step(now))
 
   def tick(self) -> bool:
-    """Shows the innermost phase that lasts; returns whether there is any."""
+    """Shows the innermost long phase. Returns whether there is a phase."""
     now = self._clock()
     with self._lock:
       if self._is_terminal():
@@ -188,19 +188,19 @@ class Display:
 
   @contextlib.contextmanager
   def hidden(self) -> Iterator[None]:
-    """Keeps the drawn line away while the body prints lines of its own."""
+    """Removes the progress line while the body prints its own lines."""
     with self._lock:
       self._clear()
       yield
 
   def _innermost(self, now: float) -> Phase | None:
-    """Returns the phase to show: the innermost that has lasted for a while."""
+    """Returns the phase to show: the innermost one that is not short."""
     return next((phase for phase in reversed(self._phases)
                  if not phase.is_quiet and (
                      phase.is_run or phase.secs(now) >= WAIT_SECS)), None)
 
   def _beside(self, shown: Phase, now: float) -> list[str]:
-    """Returns what the work of a run does now, if that lasts."""
+    """Returns texts about the present part of a run's step, if it is long."""
     inner = self._phases[self._phases.index(shown) + 1:]
     return [f'{phase.what} {_duration(phase.secs(now))}'
             for phase in inner[-1:]
@@ -221,13 +221,13 @@ class Display:
       self._drawn = text
 
   def _line(self, text: str) -> None:
-    """Prints a whole line."""
+    """Prints a line, in place of the progress line."""
     self._clear()
     if self.speaks():
       self._write(text + '\n')
 
   def _clear(self) -> None:
-    """Takes the drawn line away."""
+    """Removes the progress line."""
     if self._drawn:
       self._write('\r\x1b[K')
       self._drawn = ''
@@ -243,7 +243,7 @@ class Display:
     return not stream.closed and stream.isatty()
 
   def _columns(self) -> int:
-    """Returns the width of a line that no terminal breaks."""
+    """Returns the number of columns that fit on a line of the terminal."""
     columns = os.environ.get('COLUMNS', '')
     if columns.isdecimal() and int(columns):
       return int(columns) - 1
@@ -262,7 +262,7 @@ def _joined(text: str, fields: Iterable[str], columns: int) -> str:
 
 
 def _duration(secs: float) -> str:
-  """Returns seconds as text, and minutes from 100 seconds on."""
+  """Returns seconds as text; in minutes if there are 100 or more."""
   return f'{secs:.0f} s' if secs < 100 else str(
       datetime.timedelta(seconds=round(secs)))
 
@@ -279,7 +279,7 @@ _thread: threading.Thread | None = None
 
 
 def _watch() -> None:
-  """Shows the phases of this process, in a thread of its own."""
+  """Shows the phases of this process, in a separate thread."""
   while True:
     _ticks.wait()
     time.sleep(_TICK_SECS)
@@ -300,17 +300,17 @@ def _begin(what: str, **facts: Any) -> Phase:
 @contextlib.contextmanager
 def phase(what: str, *, total: int = 0, unit: str = '', quiet: bool = False
          ) -> Iterator[Callable[[int], None]]:
-  """Says what the body does, if that lasts.
+  """Shows a phase while the body runs, if it takes long.
 
   Args:
     what: Text that begins a line, such as 'Loading the weights'.
-    total: Number of units of work, for a bar. 0: not known.
+    total: Number of units of work, for a bar. 0: unknown.
     unit: Name of one unit.
-    quiet: True for a part of the work of a `ProgressBar`, which is named beside
+    quiet: True for a part of the work of a `ProgressBar`. It is named beside
       that bar and has no lines of its own.
 
   Yields:
-    A function that sets the number of units done.
+    A function that sets the number of finished units.
   """
   work = _begin(what, total=total, unit=unit, is_quiet=quiet)
   failed = True
@@ -322,23 +322,23 @@ def phase(what: str, *, total: int = 0, unit: str = '', quiet: bool = False
 
 
 def counted(items: Iterable[T], reach: Callable[[int], None]) -> Iterator[T]:
-  """Yields the items, and sets their number in the bar of a phase."""
+  """Yields the items, and shows their number in the bar of a phase."""
   for number, item in enumerate(items, start=1):
     yield item
     reach(number)
 
 
 def hidden() -> contextlib.AbstractContextManager[None]:
-  """Keeps the drawn line away while the body prints lines of its own."""
+  """Removes the progress line while the body prints its own lines."""
   return DISPLAY.hidden()
 
 
 class Timer:
-  """A timer of phases; `with timer('rollout'): ...` adds seconds to one.
+  """A timer of phases; `with timer('rollout'): ...` adds to a phase's seconds.
 
   Args:
-    said: Texts of the phases that `phase` shows, by their names. Until the
-      first `pop` they have lines of their own, because the first step compiles.
+    said: Texts of phases to show, by the phases' names. Until the first `pop`
+      they have their own lines, because the first step compiles.
   """
 
   def __init__(self, said: Mapping[str, str] | None = None):
@@ -394,7 +394,10 @@ class ProgressBar:
                          is_run=True) if enabled else None
 
   def update(self, done: int | None = None, **fields: float) -> None:
-    """Sets the number of units done, by default one more, and shows fields."""
+    """Sets the number of finished units and shows fields.
+
+    By default, one more unit is finished.
+    """
     self._done = min(self._total, self._done + 1 if done is None else done)
     if self._phase:
       DISPLAY.advance(self._phase, self._done, [

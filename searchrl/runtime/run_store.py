@@ -3,8 +3,8 @@
 """Run folders in an object store, as --workdir=s3://bucket/runs/dspo.
 
 A job works in a local folder. `opened` makes that folder equal to the store at
-the start, and `push` copies what is new to the store after each checkpoint and
-at the end. The store has two folders:
+the start. `push` copies new files to the store after each checkpoint and at the
+end; one such copy is called a turn. The store has two folders:
 
     turns/000012.json                  the files of turn 12: name, key and digest
     files/000012-9f31c2d4/config.json  the files that were new in turn 12
@@ -17,8 +17,8 @@ push.
 A store has no locks. Instead, a turn is created only if its number is unused,
 which S3 and Google Cloud Storage check, and only by the process that read or
 wrote the turn before it. If two processes use one store, the first that pushes
-goes on, and the other ends with an error. What that one has uploaded does no
-harm.
+continues, and the other ends with an error. The files that the other has
+uploaded do no harm.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ def opened(workdir: str) -> Iterator[str]:
 
 
 def push() -> None:
-  """Copies what is new in the job's folder to its store, if it has one."""
+  """Copies new files in the job's folder to its store, if it has one."""
   for mirror in _open:
     mirror.push()
 
 
 @functools.cache
 def local(path: str) -> str:
-  """Returns the folder of a run to read: a copy, if the run is in a store.
+  """Returns the local folder of a run; if it is in a store, a copy.
 
   Raises:
     ValueError: The store cannot be read.
@@ -122,7 +122,7 @@ def _name(address: str) -> str:
 
 
 def _check_shared(folder: pathlib.Path, owner: str) -> None:
-  """Raises a ValueError unless all processes see the first one's folder."""
+  """Raises a ValueError unless all processes see the first process's folder."""
   file = folder / '.process'
   sees = file.exists() and file.read_text() == owner
   if not all(json.loads(text) for text in processes.exchange(
@@ -199,7 +199,7 @@ class _Mirror:
       self._delete_unnamed()
 
   def _turns(self) -> list[int]:
-    """Returns the numbers of the turns that the store has."""
+    """Returns the numbers of the turns in the store."""
     try:
       keys = self._fs.ls(f'{self._root}/turns', detail=False, refresh=True)
     except FileNotFoundError:
@@ -229,12 +229,12 @@ class _Mirror:
         'or use another --workdir.')
 
   def _each(self, copy: Any, names: Any) -> list[Any]:
-    """Copies files, several at a time."""
+    """Copies files, several at the same time."""
     with futures.ThreadPoolExecutor(_THREADS, 'store') as threads:
       return [*threads.map(copy, names)]
 
   def _upload(self, prefix: str, name: str) -> tuple[str, list[str]]:
-    """Uploads a file; returns its name, and its key and digest."""
+    """Uploads a file, and returns its name with its key and digest."""
     digest, key = hashlib.sha256(), f'{prefix}/{name}'
     try:
       source = (self.folder / name).open('rb')
@@ -247,7 +247,7 @@ class _Mirror:
     return name, [key, digest.hexdigest()]
 
   def _download(self, name: str) -> None:
-    """Makes a local file equal to the one of the newest turn."""
+    """Makes a local file equal to the file of the newest turn."""
     key, digest = self._stored[name]
     file = self.folder / name
     if file.is_file() and _digest(file) == digest:
@@ -261,7 +261,7 @@ class _Mirror:
                       'that turns/ names, but was altered.')
 
   def _delete_unnamed(self) -> None:
-    """Deletes what the newest turn does not name."""
+    """Deletes files that the newest turn does not name."""
     named = {f'{self._root}/{key}' for key, _ in self._stored.values()}
     unnamed = {*self._fs.find(f'{self._root}/files')} - named
     unnamed |= {self._key(turn) for turn in self._turns()
@@ -291,7 +291,7 @@ def _digest(file: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def _plain_errors(address: str) -> Iterator[None]:
-  """Raises what a store's library raises as an error with a plain sentence."""
+  """Raises errors of a store's library as errors with a plain sentence."""
   try:
     yield
   except ImportError as error:

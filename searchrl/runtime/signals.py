@@ -32,7 +32,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_at_sigterm() -> None:
-  """Makes SIGTERM end the process with a message, before the job begins."""
+  """Makes SIGTERM end the process with a message, until the job begins."""
   def end(number, frame):
     say('Ended by SIGTERM before anything began. Run the same command to go '
         'on.')
@@ -50,12 +50,12 @@ def raise_at_sigterm() -> None:
 
 
 def ignore_more() -> None:
-  """Ignores SIGTERM, so that it cannot change a process's end or exit code."""
+  """Ignores SIGTERM, so that it cannot change the exit code of the process."""
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def say(text: str) -> None:
-  """Prints a line on stderr, from a signal handler too, which must not wait."""
+  """Prints a line on stderr without waiting, also in a signal handler."""
   os.write(_STDERR, f'{text}\n'.encode())
 
 

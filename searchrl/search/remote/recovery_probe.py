@@ -25,7 +25,7 @@ _SHARE = 10  # one task in this many, or one alone, may fail by its own fault
 
 
 class Rehearsal:
-  """Keeps the largest load that failed, and repeats it; see this module."""
+  """Memory of the largest load that failed, which can be repeated."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
