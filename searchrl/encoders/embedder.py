@@ -4,9 +4,10 @@
 
 Texts are sorted by length, so that there is little padding. They go to the
 devices of this process in batches of few shapes. On a CPU the shape of a
-query's batch depends on the query only, so that its vector is bit-identical
-whatever other queries come with it. Index builds, runs and servers all encode
-with this module. Two encoders are the same if their digests are equal.
+query's batch depends on the query only. Its vector is therefore the same bit by
+bit, however many other queries are encoded at the same time. Index builds, runs
+and servers all encode with this module. Two encoders are the same if their
+digests are equal.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Embedder:
       yield batch, width, self._rows(width, len(batch), kind)
 
   def _rows(self, width: int, left: int, kind: dense.Kind) -> int:
-    """Returns the number of rows of a batch; few queries have a smaller one."""
+    """Returns the number of rows of a batch; it is smaller for few queries."""
     if kind == 'query' and self._on_cpu:  # whatever `batch_tokens` is
       return _CPU_QUERY_ROWS * self._replicas
     tokens = self._settings.batch_tokens
@@ -167,8 +168,8 @@ def load(path: str, settings: Settings, *, mesh: Mesh | None = None
   """Loads an encoder from a directory or a hub id.
 
   Args:
-    path: Directory with config.json, tokenizer.json and safetensors, or its
-      name as `locate` takes it.
+    path: Directory with config.json, tokenizer.json and safetensors, or another
+      argument of `locate`.
     settings: Settings of the encoder.
     mesh: Mesh of devices of this process. The default splits rows over all of
       them.
@@ -183,8 +184,8 @@ def load(path: str, settings: Settings, *, mesh: Mesh | None = None
 def cached_loader() -> open_index.LoadEncoder:
   """Returns a `load_encoder` for `engines.make` that caches the last encoder.
 
-  The holder of the loader decides which callers share an encoder and its
-  compiled programs, and for how long.
+  Callers that use the same loader share an encoder and its compiled programs,
+  as long as the loader exists.
   """
 
   @functools.lru_cache(maxsize=1)
@@ -198,11 +199,11 @@ def cached_loader() -> open_index.LoadEncoder:
     """Loads an encoder.
 
     Args:
-      about: Description of an encoder in an index (`Embedder.about`). That
+      about: Description of an encoder in an index (`Embedder.about`). This
         encoder is loaded onto all devices of this process. None: an encoder for
-        a new index, loaded with the settings of E5 onto one device, so that the
-        vectors do not depend on the number of devices.
-      path: Directory of the encoder; '': the one in the description.
+        a new index. It is loaded with the settings of E5 onto one device, so
+        that the vectors do not depend on the number of devices.
+      path: Directory of the encoder; '': the directory in the description.
 
     Raises:
       FileNotFoundError: The encoder does not exist.
@@ -241,7 +242,10 @@ def locate(path: str) -> pathlib.Path:
 
 
 def digest(folder: pathlib.Path, settings: Settings) -> str:
-  """Returns the SHA-256 of an encoder's files and vector-changing settings."""
+  """Returns the SHA-256 of an encoder's files, and of the settings that matter.
+
+  Settings matter if they change its vectors.
+  """
   facts = dataclasses.asdict(settings)
   del facts['batch_tokens']
   sha = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())

@@ -39,13 +39,13 @@ def encoded_rows(corpus: corpora.Corpus, encode: dense.EncodeFn) -> RowsFn:
 
 def imported_rows(path: str | pathlib.Path, corpus: corpora.Corpus,
                   encode: dense.EncodeFn, dim: int) -> RowsFn:
-  """Returns a function that reads vectors that another program has encoded.
+  """Returns a function that reads vectors of another program.
 
   Args:
     path: File of the vectors; see `faiss_import.open_`.
-    corpus: Corpus that the vectors were made from, with the ids 0, 1, 2, ...
+    corpus: Corpus from which the vectors were made, with the ids 0, 1, 2, ...
     encode: Encoder that made the vectors. A sample of them is checked.
-    dim: Width D of its vectors.
+    dim: Dimension D of its vectors.
 
   Raises:
     FileNotFoundError: There is no such file.

@@ -85,7 +85,7 @@ def run(config, workdir: str) -> None:
 
 
 def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
-  """Returns the corpus file: the config's, the run's or a generated world's."""
+  """Returns the corpus file: of the config, the run or a generated world."""
   if config.search.corpus:
     return pathlib.Path(config.search.corpus)
   of_run = run_defaults.corpus_of(policy.parse_run(run)[0]) if run else ''
@@ -99,7 +99,7 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _examples(run: str) -> str:
-  """Returns the files of questions that a run names; '' if it has none."""
+  """Returns the files of questions that a run names; '' if none."""
   data = policy.recorded(policy.parse_run(run)[0]).get('data', {}) if run else {}
   judged = data.get('evaluate', '')
   return data.get('train', '') if judged in ('', datasets.WORLDS) else judged
@@ -144,7 +144,7 @@ def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
 
 
 class TurnPrinter:
-  """A printer of what was added to a trajectory since the last call.
+  """A printer of the new parts of a trajectory, since the last call.
 
   Args:
     tokenizer: Tokenizer that decodes the actions.
@@ -201,7 +201,7 @@ def passage_line(number: int, passage: Passage) -> str:
 
 def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
         ) -> str | None:
-  """Returns the most frequent answer, the earliest of equals, or None.
+  """Returns the most frequent answer; of equals, the earliest.
 
   Answers that differ only in case, punctuation and articles count as one. The
   result is None if no trajectory has an answer.
@@ -260,7 +260,7 @@ def propose(
 
 
 def spread(questions: Sequence[Question]) -> list[Question]:
-  """Returns a few questions, taken from each hop count in turn."""
+  """Returns a few questions, with hop counts in turn."""
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)

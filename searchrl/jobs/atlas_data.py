@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the atlas: a corpus of real facts, questions, and their licences.
 
-See configs/atlas_data.py and docs/atlas.md.
+The atlas is a data set about countries, cities and other places. See
+configs/atlas_data.py and docs/atlas.md.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def run(config, workdir: str) -> None:
 
 
 def is_whole(folder: pathlib.Path) -> bool:
-  """Returns whether all files exist with the digests that were noted."""
+  """Returns whether all files exist with their recorded digests."""
   try:
     digests = json.loads((folder / _DIGESTS).read_text())
     return all(_digest(folder / name) == digest
@@ -129,8 +130,8 @@ def shown(questions: Sequence[atlas_questions.AtlasQuestion]
          ) -> list[atlas_questions.AtlasQuestion]:
   """Returns the questions that demonstrations may show.
 
-  They are all of one hop, and for five of those one of two hops, which asks for
-  a fact about the city that an airport serves.
+  All have one hop, except that for every five of them there is one question of
+  two hops. It asks for a fact about the city that an airport serves.
   """
   one_hop = [q for q in questions if q.hops == 1]
   two_hops = [q for q in questions
@@ -159,7 +160,7 @@ def _write_text(file: pathlib.Path, text: str) -> None:
 def _readme(atlas: atlas_facts.Atlas, passages: Sequence[Passage],
             files: dict[str, list[atlas_questions.AtlasQuestion]],
             digests: dict[str, str]) -> str:
-  """Returns the page of sources, licences, counts and digests."""
+  """Returns the README, with sources, licences, counts and digests."""
   versions = _versions()
   kinds = collections.Counter(e.kind for e in atlas.entities.values())
   lines = [

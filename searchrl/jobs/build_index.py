@@ -3,8 +3,8 @@
 """Builds an index of a corpus: vectors on disk, and ScaNN, HNSW or BM25.
 
 A build that was killed continues where it stopped. The first process builds the
-approximate indexes from the vectors. BM25 alone needs no vectors, and none are
-written for it unless an encoder is named. See configs/build_index.py.
+approximate indexes from the vectors. If only BM25 is built, vectors are written
+only if an encoder is named. See configs/build_index.py.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def _vectors(config, folder: pathlib.Path, corpus
 
 def _check_room(config, folder: pathlib.Path, recipe: vector_store.Recipe, *,
                 has_vectors: bool) -> None:
-  """Says what the index will take, and raises a ValueError without room."""
+  """Prints the sizes of the index.
+
+  Raises a ValueError if the disk is too small.
+  """
   _say(memory_estimate.estimate(
       recipe, config.build, links=config.hnsw.links,
       part_rows=config.scann.part_rows, has_vectors=has_vectors))
@@ -100,7 +103,7 @@ def _check_room(config, folder: pathlib.Path, recipe: vector_store.Recipe, *,
 
 
 def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
-  """Returns the encoder, the facts about it, and the width of its vectors."""
+  """Returns the encoder, a description of it, and its vectors' dimension."""
   options = config.encoder.to_dict()
   path = options.pop('path')
   if path:
@@ -116,8 +119,7 @@ def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
 
 def _build_approximate(config, folder: pathlib.Path, store: vector_store.Store,
                        corpus, encode: dense.EncodeFn) -> None:
-  """Builds the indexes of vectors that the config names and that are missing.
-  """
+  """Builds missing indexes of vectors that the config names."""
   kinds = [kind for kind in config.build if kind in approximate.KINDS]
   if kinds:
     queries = _queries(config.recall, corpus, encode)
@@ -129,9 +131,10 @@ def _build_approximate(config, folder: pathlib.Path, store: vector_store.Store,
 
 
 def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:
-  """Returns query vectors for recall, from questions or the words of passages.
+  """Returns query vectors for the measurement of recall.
 
-  Without questions, a query is the first ten words of a passage.
+  They are questions. Without questions, a query is the first ten words of a
+  passage.
   """
   if options.queries:
     texts = [q.text for q in questions_lib.read(

@@ -3,8 +3,8 @@
 """Demonstrations: rollouts that a script or a served model writes, for tuning.
 
 They have the dialogue, the engine and the budgets of the training that follows,
-and are written in the form that configs/sft.py reads. The same command goes on
-after the last whole round.
+and are written in the form that configs/sft.py reads. A command that was killed
+continues after the last complete round.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ _LEFT_OUT = {
 
 @dataclasses.dataclass(frozen=True)
 class Author:
-  """The author of the turns, and what is particular to it."""
+  """The author of the turns, and the settings that are particular to it."""
 
   write: scripted.Write
   questions: Sequence[Question]  # questions to answer, in their order
@@ -112,8 +112,7 @@ def run(config, workdir: str) -> None:
 
 
 def check_writes(dialogue: dialogues.Dialogue, name: str) -> None:
-  """Raises a ValueError unless the dialogue can write the turns that it reads.
-  """
+  """Raises a ValueError unless the dialogue can parse the turns it writes."""
   for action in (Action('search', ('a query',)), Action('answer', ('a word',))):
     text = tag_parser.until_stop(
         dialogue.write('A thought.', action), dialogue.stop_strings)
@@ -131,7 +130,7 @@ def by_chains(config, questions: Sequence[Question],
   """Returns the author that follows the chains of the question files.
 
   Raises:
-    ValueError: No question has a chain of the hop counts that are asked for.
+    ValueError: No question has a chain with one of the config's hop counts.
   """
   options = config.demonstrations
   metadata = reader.read(config.data.train)
@@ -171,8 +170,8 @@ def by_teacher(config, questions: Sequence[Question],
   """Returns the author that is a served model.
 
   Raises:
-    ValueError: An option of the teacher is out of range, or no question has a
-      hop count that is asked for.
+    ValueError: An option of the teacher is out of range, or no question has one
+      of the config's hop counts.
   """
   options, hops = dict(config.teacher), config.demonstrations.hops
   samples, threads = options.pop('samples'), options.pop('connections')
@@ -209,7 +208,7 @@ def play(config, author: Author, model: model_folders.ModelFolder, search: Any,
 
 def select(options: Any, author: Author, trajectories
           ) -> tuple[list[Trajectory], collections.Counter[str]]:
-  """Returns the trajectories that are kept, and how many are not, and why.
+  """Returns the kept trajectories, and numbers of the others by reason.
 
   Args:
     options: The field config.demonstrations.
@@ -260,14 +259,14 @@ def why_not(trajectory: Trajectory, author: Author, options: Any) -> str:
 
 
 def reasons(left_out: collections.Counter[str]) -> str:
-  """Returns the numbers of trajectories that are left out, as text."""
+  """Returns a text with the numbers of trajectories left out, by reason."""
   return ', '.join(f'{count} {_LEFT_OUT[reason]}'
                    for reason, count in left_out.items()) or 'none'
 
 
 def describe(file: pathlib.Path, kept: Sequence[Trajectory],
              left_out: collections.Counter[str]) -> str:
-  """Returns what was written, for the terminal."""
+  """Returns a text about the written demonstrations, for the terminal."""
   searched = collections.Counter(t.searches for t in kept)
   by_count = ', '.join(f'{number} with {count} search{"es" * (count != 1)}'
                        for count, number in sorted(searched.items()))

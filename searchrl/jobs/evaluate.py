@@ -83,7 +83,7 @@ def run(config, workdir: str) -> None:
 
 
 def _most(sets: Sequence[datasets.Dataset], options: Any) -> int:
-  """Returns the largest number of answers that a case samples."""
+  """Returns the largest number of answers in a case."""
   return max(len(data.questions) for data in sets) * options.samples
 
 
@@ -101,7 +101,10 @@ def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
 
 
 def _note(folder: pathlib.Path, facts: Any, overlap: dict[str, float]) -> None:
-  """Writes the fingerprint of the scores; warns of questions trained on."""
+  """Writes the fingerprint of the scores, and warns of trained questions.
+
+  These are questions of the evaluation that the run was trained on.
+  """
   atomic_files.write_json(folder / 'fingerprint.json', {
       'fingerprint': fingerprint.of(facts), **facts, 'overlap': overlap})
   for name, share in overlap.items():
@@ -113,7 +116,7 @@ def _note(folder: pathlib.Path, facts: Any, overlap: dict[str, float]) -> None:
 def _compare(config, cases: Sequence[evaluator.EvalCase],
              sets: Sequence[datasets.Dataset], searched: Any,
              folder: pathlib.Path, judge: scoring.Scorer | None) -> None:
-  """Evaluates all methods; writes and prints one table and the differences."""
+  """Evaluates all methods, and writes a table of scores and differences."""
   options, rows, timed = config.evaluate, [], []
   loaded: Any = None  # the last model, with its sampler
   loaded_from = None
@@ -178,7 +181,7 @@ def _missing(method: Any) -> str:
 
 
 def _of_method(config, method: Any) -> Any:
-  """Returns the config of a method's model, from its run if it has one."""
+  """Returns the config for a method's model; from its run, if it has one."""
   method_config = config.copy_and_resolve_references()
   method_config.unlock()
   method_config.model.path = method.path or config.model.path
@@ -193,7 +196,7 @@ def _of_method(config, method: Any) -> Any:
 
 def _differences(folder: pathlib.Path, names: Sequence[str], score: str
                 ) -> str:
-  """Returns a table of the score minus the last method's, by set."""
+  """Returns a table, by set, of scores minus the last method's score."""
   scores = {name: evaluator.recorded(folder / 'methods' / name)
            for name in names}
   rows = []
@@ -244,7 +247,10 @@ def _check_sets(config) -> None:
 
 def _described(through: Mapping[str, Any], sets: Sequence[datasets.Dataset]
               ) -> dict[str, Any]:
-  """Returns what is searched for each set; by engine if there are several."""
+  """Returns a description of the searched data for each set.
+
+  With several engines, it is by engine.
+  """
   corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
   described = {}
   for name, search in through.items():

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a search engine without a policy, by its answer recall.
 
-The query is the text of the question, so a question of several hops finds its
-answer only by chance. How often an agent's own queries find the answer is
-another metric, `search/answer_in_context_rate` of training and evaluation.
+The query is the text of the question, so that a question of several hops finds
+its answer only by chance. Another metric measures the queries of an agent:
+`search/answer_in_context_rate` of training and evaluation.
 """
 
 import collections

@@ -51,7 +51,7 @@ _FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model directory that has been read."""
+  """A model directory without the weights, and its tokenizer."""
 
   path: str
   shape: transformer.TransformerConfig
@@ -124,8 +124,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
 
 
 def check_updates(config, updates: int) -> None:
-  """Raises a ValueError if the optimizer does not suit the number of updates.
-  """
+  """Raises a ValueError if the optimizer does not suit the update count."""
   warmup, schedule = config.optimizer.warmup_steps, config.optimizer.schedule
   if updates < warmup and schedule != 'constant':
     raise ValueError(
@@ -151,7 +150,7 @@ def datasets(config, files: Mapping[str, str],
   """Returns the documents for training and for validation.
 
   Raises:
-    ValueError: None of the conversations of a file fits in a row.
+    ValueError: No conversation of a file fits in a row.
   """
   usable = {name: documents(transcribed[name], file, f'data.{name}',
                             config.learner.pack_length)
@@ -191,8 +190,8 @@ def read(path: str, field: str, tokenizer, options: Any
         ) -> list[transcripts.Transcript]:
   """Returns the conversations of a file, or its questions with their answers.
 
-  A question is read and its first gold answer written as by the method Direct
-  of an evaluation: closed-book, which is Search-R1's fine-tuning.
+  A question and its first gold answer become a conversation as in the method
+  Direct of an evaluation, without a search. This is Search-R1's fine-tuning.
 
   Args:
     path: Path of the file; see `data.conversations` and `data.questions`.
@@ -268,7 +267,7 @@ def _encode(conversation: conversations.Conversation, tokenizer
 
 def split(texts: Sequence[Document], share: float, *, seed: int
          ) -> tuple[list[Document], list[Document]]:
-  """Splits off a share of the documents for validation, drawn by the seed."""
+  """Splits off a random fraction of the documents for validation."""
   count = round(share * len(texts))
   if share and not 0 < count < len(texts):
     raise ValueError(
@@ -317,7 +316,7 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
 
 
 def _ends(record) -> str:
-  """Returns the first and the last validation loss, as text."""
+  """Returns a text with the first and the last validation loss."""
   losses = [loss for _, loss in record.get('validation', [])]
   return f'{losses[0]:.3f} -> {losses[-1]:.3f}' if losses else 'not computed'
 

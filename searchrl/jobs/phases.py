@@ -1,11 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs several jobs one after the other, each in a folder of its own.
+"""Runs several jobs one after the other, each in its own folder.
 
 A phase is the config of a job. Its texts may contain {workdir}, the directory
-of all phases, so that a phase reads what an earlier one wrote. A phase that is
-done is not run again unless its config has changed; then its own job decides,
-as it does for a run of its own.
+of all phases, so that a phase can read the files of an earlier phase. A
+finished phase is not run again unless its config has changed. In this case its
+job decides what to do, as in a separate run.
 """
 
 import copy
@@ -32,7 +32,7 @@ def run(config, workdir: str) -> None:
     workdir: Directory for one folder per phase.
 
   Raises:
-    ValueError: `order` names no phase, or an unknown one, or a phase cannot be
+    ValueError: `order` is empty or names an unknown phase, or a phase cannot be
       run.
   """
   phases = {name: _in(workdir, config.phases[name])
@@ -62,9 +62,10 @@ def run(config, workdir: str) -> None:
 def trainings(config) -> dict[str, Any]:
   """Returns the config of each phase that trains by RL, by its name.
 
-  Such a phase may begin from a model that an earlier phase has yet to write. It
-  has the model that the earlier phase begins from, which has the same shape and
-  tokenizer. Read by `jobs.plan` and `jobs.show_prompt`.
+  Such a phase may begin from a model that an earlier phase has not written yet.
+  It is replaced by the model from which the earlier phase begins, which has the
+  same shape and tokenizer. The configs are for `jobs.plan` and
+  `jobs.show_prompt`.
   """
   found = {}
   for name in _names(config):
@@ -85,7 +86,10 @@ def _without_files(phase) -> None:
 
 
 def _origin(config, path: str) -> str:
-  """Returns the model from which the chain of phases behind a path begins."""
+  """Returns the model from which the phases before a path began.
+
+  If an earlier phase writes the path, it is that phase's initial model.
+  """
   for _ in config.order:
     if not path.startswith(f'{WORKDIR}/'):
       break
@@ -104,14 +108,14 @@ def _names(config) -> tuple[str, ...]:
 
 
 def _in(workdir: str, phase: Any) -> Any:
-  """Returns the config of a phase, with the directory in its texts."""
+  """Returns the config of a phase, with {workdir} replaced in its texts."""
   phase = copy.deepcopy(phase)  # with the rules of its fields
   with phase.unlocked():
     return _fill(phase, str(workdir))
 
 
 def _fill(value: Any, workdir: str) -> Any:
-  """Puts the directory into the texts of a config, and returns the value."""
+  """Replaces {workdir} in the texts of a config, and returns the value."""
   if isinstance(value, str):
     return value.replace(WORKDIR, workdir)
   if isinstance(value, tuple):
@@ -124,7 +128,7 @@ def _fill(value: Any, workdir: str) -> Any:
 
 
 def _record(phase: Any) -> dict[str, Any]:
-  """Returns what decides whether a phase is done: its config, as JSON."""
+  """Returns a phase's config as JSON, which determines if it is finished."""
   record = json.loads(phase.to_json())
   record.pop('allow_changes', None)
   return record

@@ -63,7 +63,7 @@ def describe(plan: memory_plan.Plan) -> str:
 
 
 def _describe_engines(plan: memory_plan.Plan) -> str:
-  """Returns a table of the cost of a token by rollout.tensor; '' if unknown."""
+  """Returns a table of the time per token by rollout.tensor; '' if unknown."""
   if not plan.kind.bandwidth or not plan.engines:
     return ''
   rows = []

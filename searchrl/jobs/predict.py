@@ -29,7 +29,7 @@ def run(config, workdir: str) -> None:
   Args:
     config: Config of the job; see configs/predict.py.
     workdir: Directory for predictions.jsonl, with one line per question, and
-      records/, with the whole trajectories.
+      records/, with the trajectories.
 
   Raises:
     ValueError, FileNotFoundError: The config cannot be used.

@@ -76,7 +76,7 @@ def run(config, workdir: str) -> None:
 
 
 def phases(config) -> dict[str, Any]:
-  """Returns the config of each phase by its name; read by `jobs.plan`."""
+  """Returns the config of each phase by its name, for `jobs.plan`."""
   sampling = copy.deepcopy(config)  # knows what nothing has set
   tuning = _tuning(config, config.model.path, pathlib.Path(_DATA))
   with sampling.unlocked():

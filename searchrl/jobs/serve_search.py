@@ -53,7 +53,7 @@ def make_options(serve: Mapping[str, Any]) -> search_server.Options:
 
 
 def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the public facts about an engine: names and digests, but no paths.
+  """Returns the public facts about an engine: names and digests, no paths.
 
   Args:
     facts: Facts from `experiment.search.describe`.
@@ -66,14 +66,17 @@ def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_corpus(file: str, folder: pathlib.Path, **world):
-  """Loads the corpus of a file; without one, the generated training world's."""
+  """Loads the corpus of a file, or of the generated training world."""
   if file:
     return mapped_corpus.load(file)
   return datasets.train_set(folder, train='', corpus='', **world).corpus
 
 
 def _check(engine: SearchFn, name: str) -> None:
-  """Raises a ValueError unless the engine answers. Also warms it up."""
+  """Raises a ValueError unless the engine answers a first query.
+
+  The query also warms up the engine.
+  """
   result, = engine([Query('test', 1, Question('', '', ()))])
   if isinstance(result, SearchError):
     raise ValueError(

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Shows the exact texts between which a policy writes, before any training.
+"""Shows the exact texts around a policy's own text, before any training.
 
 These are the prompt of a question, the observation after a search, the retry
-message after an invalid action, and what ends a turn and a conversation. No
+message after an invalid action, and the ends of a turn and a conversation. No
 weights are read and no device is used.
 """
 
@@ -61,8 +61,8 @@ def show(config, tokens: bool, example: str = '',
   Args:
     config: Config of a training.
     tokens: True to print each token with its id.
-    example: Text of the question. '': the first one of the config's data.
-    folder: Directory of the run, if it may have begun.
+    example: Text of the question. '': the first question of the config's data.
+    folder: Directory of the run, which may have been started before.
   """
   if not {'model', 'dialogue', 'rollout'} <= {*config}:
     raise ValueError(
@@ -91,7 +91,7 @@ def show(config, tokens: bool, example: str = '',
 
 
 def _sample(config, top_k: int) -> tuple[str, tuple[Passage, ...]]:
-  """Returns a question and passages: the config's first ones, or examples."""
+  """Returns a question and passages: the first of the config, or examples."""
   if config.data.get('train'):
     file = question_files.named(config.data.train, 'data.train')[0].path
     question = questions_lib.read(file, needs_golds=False)[0].text
@@ -113,7 +113,7 @@ def _sample(config, top_k: int) -> tuple[str, tuple[Passage, ...]]:
 
 def _as_text(ids: Sequence[int], tokenizer: tokenizers.Tokenizer
             ) -> Iterator[str]:
-  """Yields the lines of a text, in which special tokens are spelt out."""
+  """Yields the lines of a text, with visible special tokens."""
   text = ''.join(
       ''.join(map(tokenizer.token, group)) if is_special
       else tokenizer.decode([*group])
@@ -134,7 +134,7 @@ def _by_token(ids: Sequence[int], tokenizer: tokenizers.Tokenizer
 
 def _ends(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer,
           budgets: Any) -> Iterator[str]:
-  """Yields what ends a turn and what ends a conversation."""
+  """Yields lines about the ends of a turn and of a conversation."""
   ids = dict.fromkeys((*chat.ends(tokenizer), *dialogue.end_ids))
   names = [f'{number} {tokenizer.token(number)!r}' for number in ids]
   stops = [repr(text) for text in dialogue.stop_strings]

@@ -84,7 +84,7 @@ def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
 
 
 def _change(config, changes: Mapping[str, Any], place: str) -> None:
-  """Sets fields of a config. Groups of keyword arguments are replaced whole.
+  """Sets fields of a config. A group of keyword arguments is replaced.
 
   Raises:
     ValueError: The config does not have a field.
@@ -100,7 +100,7 @@ def _change(config, changes: Mapping[str, Any], place: str) -> None:
 
 
 def _table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
-  """Returns the rows of a run's evaluation, or None without one."""
+  """Returns the rows of a run's evaluation, or None if there is none."""
   for name in _TABLES:
     if (folder / name).exists():
       return json.loads((folder / name).read_text())
@@ -142,7 +142,7 @@ def _row(case: tuple, rows: Sequence[Mapping[str, Any]], count: int
 def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
   """Returns a table of the score: one row per run, one column per `across`.
 
-  The other keys (set, engine, decoding) are fixed to those of the first row.
+  The other keys (set, engine, decoding) have the values of the first row.
   """
   fixed = {key: rows[0][key] for key in ('set', 'engine', 'decoding')
            if key != across}

@@ -137,8 +137,8 @@ def _evaluate(experiment: build.Experiment, params, name: str,
   """Evaluates the policy under a name, unless an earlier call has done so.
 
   Returns:
-    The greedy main score of the first set, or the mean of all; None without
-    sets.
+    The greedy main score of the first set, or the mean over several sets; None
+    if there are no sets.
   """
   if not experiment.cases:
     return None

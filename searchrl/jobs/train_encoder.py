@@ -90,7 +90,7 @@ def _check_lengths(lengths: Mapping[str, int], shape: encoders.EncoderConfig
 
 
 def _loaded(path: str):
-  """Returns the tokenizer's directory, the shape and parameters of a model."""
+  """Returns the tokenizer's directory, the shape and the params of a model."""
   folder = pathlib.Path(weights.locate(path))
   shape = encoders.read_config(str(folder))
   return folder, shape, encoders.load(str(folder), shape)
@@ -104,7 +104,10 @@ def _fresh(tokenizer: pathlib.Path, length: int, seed: int, **shape):
 
 
 def _tokenizer_texts(source_of: SourceOf, count: int) -> Iterable[str]:
-  """Returns some sources' texts with prefixes, which thus become words."""
+  """Returns the texts of some sources with the encoder's prefixes.
+
+  The tokenizer is trained on them, so that the prefixes become words.
+  """
   return (encoders.QUERY_PREFIX + encoders.PASSAGE_PREFIX + text
           for i in range(count) for text in source_of(i).texts)
 
@@ -113,9 +116,9 @@ def make_tokenizer(folder: pathlib.Path, vocab_size: int,
                    texts: Iterable[str]) -> None:
   """Makes a lower-casing WordPiece tokenizer in BERT's format if none exists.
 
-  Letters and digits are pieces at any position, so that any name can be
-  encoded. Equal texts make equal files, because letters inside a word are
-  pieces from the start. This fixes the ids by which the trainer breaks ties.
+  All letters and digits are pieces, so that any name can be encoded. Letters
+  inside a word are pieces from the start, which fixes the ids by which the
+  trainer breaks ties. Equal texts therefore make equal files.
   """
   if (folder / 'tokenizer.json').exists():
     return
@@ -160,7 +163,7 @@ def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
     source_of: Function from a source's number to its queries and passages.
     seed: Seed of the order and of the negatives.
     batch: Options queries, hard_negatives and depth; see `encoder_pairs.batch`.
-    lengths: Largest number of tokens of a 'query' and of a 'passage'.
+    lengths: Maximum number of tokens of a 'query' and of a 'passage'.
     temperature: Temperature of `contrastive.info_nce`.
     steps: Number of updates.
     save_every: Number of updates between checkpoints.
@@ -211,7 +214,7 @@ def _arrays(texts: encoder_pairs.Batch, coders, rows: int
   Args:
     texts: Texts of one update.
     coders: Tokenizers of a 'query' and of a 'passage'.
-    rows: Number of passages in a batch. Fewer are filled up with blank ones.
+    rows: Number of passages in a batch. Blank passages fill the batch.
   """
   blank = rows - len(texts.passages)
   queries = [encoders.QUERY_PREFIX + text for text in texts.queries]

@@ -1,9 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The models with a name after a config's colon: the papers', and small ones.
+"""Models that can be named after a config's colon: papers' and small ones.
 
-The shape of each, its config.json, is in searchrl/assets/shapes, so that every
-setting of every model can be printed and planned offline.
+The config.json of each is in searchrl/assets/shapes, so that every setting of
+every model can be printed and planned offline.
 """
 
 import dataclasses

@@ -1,13 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the files that the papers use from what is published.
+"""Makes the files that the papers use from published data sets.
 
 data_sets.toml has a table for each file of questions, of passages and of
 vectors, and in each entry
 
   at       the hub id of the data set and the file's path in it
   rows     its number of rows
-  draw     the number of questions that are drawn from it by the seed
+  draw     the number of questions that are drawn from it at random
   merged   a file of Search-R1 that has the rows of all entries
 
 See configs/prepare_data.py.
@@ -50,7 +50,7 @@ Entry = dict[str, Any]
 
 
 def names() -> list[str]:
-  """Returns the names of all files but the vectors, which can be computed."""
+  """Returns the names of all files, except vectors, which can be computed."""
   return [*TABLE['passages'], *TABLE['questions']]
 
 
@@ -84,7 +84,7 @@ def _make(config, folder: pathlib.Path) -> None:
 
 
 def _made(name: str, config, folder: pathlib.Path) -> Entry:
-  """Makes a file unless it is whole, and prints its rows and digest."""
+  """Makes a file unless it is intact, and prints its rows and digest."""
   entry = _entries(folder).get(name)
   if entry and _is_whole(folder / entry['file'], entry, config):
     _say(f'{folder / entry["file"]} is whole; nothing to do.')
@@ -106,7 +106,7 @@ def _made(name: str, config, folder: pathlib.Path) -> Entry:
 
 
 def _is_whole(file: pathlib.Path, entry: Entry, config) -> bool:
-  """Returns whether a file is as it was made, with the config's options."""
+  """Returns whether a file is intact and was made with the same options."""
   return (file.is_file() and entry['seed'] == config.seed
           and entry['any_rows'] <= config.any_rows
           and _digest(file) == entry['sha256'])
@@ -138,7 +138,10 @@ def _make_questions(name: str, config, target: pathlib.Path) -> Entry:
 
 def _questions(file: pathlib.Path, part: str
               ) -> tuple[list[Question], Mapping[str, str]]:
-  """Returns a file's questions, and the place of those nothing can match."""
+  """Returns a file's questions, and the places of unanswerable ones.
+
+  A question is unanswerable if no text can match its gold answers.
+  """
   left_out: dict[str, str] = {}
 
   def admit(question: Question, place: str) -> None:
@@ -160,7 +163,10 @@ def _questions(file: pathlib.Path, part: str
 
 
 def _make_passages(name: str, config, target: pathlib.Path) -> Entry:
-  """Writes a corpus without compression, after reading each passage."""
+  """Writes a published corpus as an uncompressed file.
+
+  Each passage is checked before it is written.
+  """
   table = TABLE['passages'][name]
   source = _located(table['at'], config.source)
   digest, rows = _checked_digest(source), 0
@@ -252,10 +258,10 @@ def _in_folder(source: str, at: str) -> pathlib.Path | None:
 
 
 def _checked_digest(file: pathlib.Path) -> str:
-  """Returns a file's SHA-256, which the hub's cache has for a name.
+  """Returns a file's SHA-256. In the hub's cache it is also the file's name.
 
   Raises:
-    ValueError: The content of a file in the hub's cache is another.
+    ValueError: A file in the hub's cache does not have the content of its name.
   """
   digest, name = _digest(file), file.resolve().name
   if re.fullmatch('[0-9a-f]{64}', name) and name != digest:
@@ -272,7 +278,7 @@ def _digest(file: pathlib.Path) -> str:
 
 
 def _entries(folder: Any) -> dict[str, Entry]:
-  """Returns what is noted about the files of a folder or a store."""
+  """Returns the recorded entries of the files of a folder or a store."""
   note = folder / NOTE
   return json.loads(note.read_text()) if note.exists() else {}
 
@@ -295,7 +301,7 @@ def _store(copy_to: str) -> epath.Path:
 
 def _copy(file: pathlib.Path, store: epath.Path, name: str, entry: Entry
          ) -> None:
-  """Copies a file to a store that does not have it yet, and notes it there."""
+  """Copies a file to a store that lacks it, and records it there."""
   entries = _entries(store)
   if entries.get(name) == entry:
     return

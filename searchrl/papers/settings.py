@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Settings of the papers: the values that each fixes, from the files beside.
+r"""Settings of the papers: values of config fields that each paper fixes.
 
   python -m searchrl.main \
       --config=configs/grpo.py:model=qwen2.5-7b,setting=study

@@ -4,7 +4,7 @@
 
 A table is a file such as search_r1/table2.toml. Its keys are
 
-  title, page, arxiv   what it is, and where it stands
+  title, page, arxiv   what it is, and where it is in the paper
   score                the score of the numbers, one of `scores.ANSWERS`
   sets                 the columns: names of evaluation sets, and their 'mean'
   rows                 for each row, how to measure it with a named model
@@ -13,7 +13,7 @@ A table is a file such as search_r1/table2.toml. Its keys are
 
   config, flags        the config of the run, with {model} or {size}, and flags
                        of its own, with {runs}
-  needs                a config whose run must be there before
+  needs                a config whose run must exist before
   method               the method's name in a comparison of several; '': none
   within               a folder of the run that has the scores; '': the run's
   name                 the folder of the run; by default made of the config
@@ -56,7 +56,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 class Source(NamedTuple):
-  """The runs that a row is measured by, in order, and the method's name."""
+  """The runs from which a row is measured, in order, and the method's name."""
 
   commands: tuple[tuple[str, str, str], ...]  # config, flags, folder of the run
   method: str
@@ -64,13 +64,15 @@ class Source(NamedTuple):
 
   @property
   def scores(self) -> pathlib.Path | None:
-    """The file of scores; None if it is not there."""
+    """The file of scores; None if it does not exist."""
     return _table_of(pathlib.Path(self.commands[-1][2]) / self.within
                     ) if self.commands else None
 
 
 def source(way: Mapping[str, str], runs: str, **fields: str) -> Source:
-  """Returns how a row is measured; without a config, by no command.
+  """Returns the runs from which a row is measured.
+
+  Without a config, the row cannot be measured.
 
   Args:
     way: An entry of the table's `rows` or `small`.
@@ -92,7 +94,7 @@ def source(way: Mapping[str, str], runs: str, **fields: str) -> Source:
 
 
 def run(config, workdir: str) -> None:
-  """Prints a table as far as its runs exist, and the commands of the others.
+  """Prints a table from the existing runs, and commands for the missing runs.
 
   Args:
     config: Config of the job; see configs/paper_tables.py.
@@ -138,8 +140,9 @@ def cells(table: Mapping[str, Any], model: str, row: str,
          ) -> list[dict[str, Any]]:
   """Returns a row of COLUMNS for each set of the paper and of the run.
 
-  The verdict says whether the paper's number is in our interval. In small, only
-  the paper's mean is shown, and a run of one set has that set's score for it.
+  The verdict says whether the paper's number is in our interval. In the small
+  version, only the paper's mean is shown, and if a run has one set, its score
+  is compared with the mean.
   """
   papers = dict(zip(table['sets'], paper))
   measured = _measured(way, table['score'])
@@ -165,8 +168,8 @@ def _measured(way: Source, score: str
              ) -> dict[str, tuple[float, float, float]]:
   """Returns each set's score and its 95 % interval; {} without a run.
 
-  That of the mean is made of those of the sets. F1 has the interval of a share
-  of questions, which is wider than its own.
+  The interval of the mean is computed from the intervals of the sets. F1 has
+  the interval of a fraction of questions, which is wider than its own interval.
   """
   file = way.scores
   rows = [row for row in json.loads(file.read_text()) if
@@ -186,8 +189,7 @@ def _measured(way: Source, score: str
 
 
 def _table_of(folder: pathlib.Path) -> pathlib.Path | None:
-  """Returns the scores of a run or an evaluation; None if they are not there.
-  """
+  """Returns the scores of a run or an evaluation; None if there are none."""
   return next((file for file in (
       folder / place / evaluator.TABLE
       for place in ('', 'evaluation/after')) if file.is_file()), None)
@@ -200,7 +202,7 @@ def _is_there(folder: str) -> bool:
 
 
 def _to_run(commands: Sequence[tuple[str, str, str]], flags: str) -> str:
-  """Returns the commands whose runs are not there, each once."""
+  """Returns the commands whose runs do not exist, each once."""
   lines = []
   for config, own, folder in dict.fromkeys(commands):
     shared = [flag for flag in flags.split() if config[:4] != 'sft.' or (

@@ -49,9 +49,9 @@ _LINGER_SECS, _LINGER_BYTES = 1.0, 2**24  # for a refused body
 class HttpOptions:
   """Options of the address at which a server listens.
 
-  A request is answered within `deadline_secs` once its body has arrived, or
-  gets 504. An idle connection is closed after `idle_secs`. A body that has not
-  arrived by then, or by the deadline, gets 408.
+  A request whose body has arrived is answered within `deadline_secs`, or gets
+  status 504. An idle connection is closed after `idle_secs`. A body that has
+  not arrived after the shorter of the two times gets 408.
   """
 
   host: str = '127.0.0.1'  # others can connect unless it is loopback
@@ -101,7 +101,7 @@ class Refused(Exception):
 
   Attributes:
     status: HTTP status.
-    is_unread: Whether some of the body may still arrive.
+    is_unread: True if a part of the body may still arrive.
     headers: Further headers of the response.
   """
 
@@ -112,7 +112,7 @@ class Refused(Exception):
 
 
 class HttpServer:
-  """An application at an address, at which it listens once it is made.
+  """A server of an application, which listens at its address once it is made.
 
   Raises:
     ValueError: The address is taken, or does not belong to this machine.
@@ -136,7 +136,10 @@ class HttpServer:
         name='http', daemon=True)
 
   def start(self) -> None:
-    """Starts to answer; raises the limit of open files as far as allowed."""
+    """Starts to answer, and raises the limit of open files.
+
+    The limit is the highest that the system permits.
+    """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
       resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -147,7 +150,7 @@ class HttpServer:
       time.sleep(0.001)
 
   def stop(self) -> None:
-    """Accepts no more requests, answers those under way, and closes."""
+    """Accepts no more requests, answers the present ones, and closes."""
     self._uvicorn.should_exit = True
     if self._thread.ident is not None:
       self._thread.join()
@@ -198,8 +201,8 @@ def application(routes: Sequence[Route], *,
     write: Function that returns the JSON body of a refusal.
     warn: Function that receives the reasons of faults, which clients do not
       see.
-    token: Bearer token without which a GET does not learn that a page is
-      missing. '': none is needed.
+    token: Bearer token. A GET of a missing page without it gets 401, not 404.
+      '': no token is needed.
   """
   posts = ' or '.join(
       route.path for route in routes if 'POST' in (route.methods or ()))
@@ -242,7 +245,7 @@ def json_response(record: Any, status: int = 200) -> Response:
 class Closing(Response):
   """A response that ends the connection, for a request with an unread body.
 
-  The rest of the body is read for a moment, because a client that still sends
+  The rest of the body is read for a moment. Otherwise a client that still sends
   when the connection is closed would lose the answer.
   """
 
@@ -264,7 +267,7 @@ _AMBIGUOUS = Closing('a body must have one length', 400)
 
 
 def is_allowed(request: Request, token: str) -> bool:
-  """Returns whether the request has the token, or none is needed."""
+  """Returns whether the request has the token, or no token is needed."""
   scheme, _, given = request.headers.get('authorization', '').partition(' ')
   is_given = hmac.compare_digest(
       given.strip().encode('latin-1', 'replace'), token.encode())
@@ -291,7 +294,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 def serve(server: Any, what: str, options: HttpOptions, *,
           is_open: Callable[[], bool] = lambda: True) -> None:
-  """Serves until SIGINT or SIGTERM, then answers the requests under way.
+  """Serves until SIGINT or SIGTERM, then answers the present requests.
 
   A second Ctrl-C does not wait for the answers.
 
@@ -318,7 +321,7 @@ def serve(server: Any, what: str, options: HttpOptions, *,
 
 
 async def _pieces(receive: Receive, max_bytes: int) -> AsyncIterator[bytes]:
-  """Yields the pieces of a body, which may have `max_bytes` bytes."""
+  """Yields the pieces of a body of at most `max_bytes` bytes."""
   size, is_unread = 0, True
   while is_unread:
     message = await receive()

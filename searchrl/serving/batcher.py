@@ -3,7 +3,8 @@
 """Dynamic batching: combines queries of many callers into few engine calls.
 
 One thread owns the engine. Queries that arrive while it is busy form its next
-call. So batches grow with the load, and a single query waits for no others.
+call. Batches therefore grow with the load, and a single query does not wait for
+others.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class Batcher:
   Args:
     search: Search engine, called by one thread at a time. An exception becomes
       a SearchError('unavailable') for each query.
-    batch_queries: Largest number of queries in a call.
+    batch_queries: Maximum number of queries in a call.
     gather_secs: Time for which an idle engine waits for more queries.
-    waiting_queries: Largest number of waiting queries. More are refused.
-    on_call: Function that receives, for each call, the number of queries that
-      it answers, the number of different ones, and its seconds.
+    waiting_queries: Maximum number of waiting queries. More are refused.
+    on_call: Function that receives, for each call, its number of queries, its
+      number of distinct queries, and its seconds.
 
   Attributes:
     waiting: Number of queries that are in no call yet.
@@ -85,7 +86,7 @@ class Batcher:
     return [item.future for item in items]
 
   def close(self, within_secs: float) -> None:
-    """Accepts no more queries, answers those that wait, and ends the thread."""
+    """Accepts no more queries, answers the waiting ones, ends the thread."""
     with self._changed:
       self._closing = True
       self._changed.notify()
@@ -104,7 +105,7 @@ class Batcher:
         self._answer(batch)
 
   def _take(self) -> list[_Item]:
-    """Returns the oldest items that fit into one call and are still wanted."""
+    """Returns the oldest items for one call that can still be answered."""
     batch: list[_Item] = []
     size = 0
     with self._changed:
@@ -123,7 +124,7 @@ class Batcher:
     return batch
 
   def _answer(self, batch: list[_Item]) -> None:
-    """Answers items by one engine call, which has each distinct query once."""
+    """Answers items by one engine call, in which each query occurs once."""
     start = time.monotonic()
     unique = {(q.text, q.top_k): q for item in batch for q in item.queries}
     try:

@@ -76,7 +76,7 @@ class Server:
     self.address, self.start = self._http.url, self._http.start
 
   def stop(self) -> None:
-    """Accepts no more requests, answers those under way, and closes."""
+    """Accepts no more requests, answers the present ones, and closes."""
     self._http.stop()
     self.generator.close(self.options.http.deadline_secs)
     self._reader.shutdown()
@@ -117,7 +117,7 @@ class Server:
         request, self._answer(body, is_chat=request.scope['path'] == _CHAT))
 
   async def _answer(self, body: bytes, is_chat: bool) -> Response:
-    """Returns the response to a body, or raises a Refused."""
+    """Returns the response to a request's body, or raises a Refused."""
     request = await asyncio.get_running_loop().run_in_executor(
         self._reader, functools.partial(
             openai_api.read, body, is_chat=is_chat, name=self.options.name,
@@ -202,10 +202,10 @@ async def _pieces(generator: generation.Generator,
 
 
 def choices(request: openai_api.Request) -> list[generation.Choice]:
-  """Returns the choices of a request; equal seeds give equal randomness.
+  """Returns the choices of a request. Equal seeds give equal randomness.
 
-  Randomness depends on the seed and the choice's number only, not on the prompt
-  or any other field.
+  The randomness depends only on the seed and the choice's number, not on the
+  prompt or any other field.
   """
   uid = (secrets.token_hex(16) if request.seed is None else
          f'seed {request.seed}')

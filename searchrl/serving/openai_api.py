@@ -40,7 +40,7 @@ _COLD = 1e-3  # below it, float32 overflows
 
 
 class Refused(asgi.Refused):
-  """Exception: a field breaks a rule. Without a field, the whole body does."""
+  """Exception: a field breaks a rule; without a field, the body does."""
 
   def __init__(self, param: str | None, rule: str, *, status: int = 400,
                code: str | None = None):
@@ -96,7 +96,7 @@ def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
     limits: Limits of the request.
 
   Raises:
-    Refused: The request is malformed, or asks for what is not supported.
+    Refused: The request is malformed, or needs an unsupported feature.
   """
   try:
     record = wire.read_object(body, 'the body')
@@ -153,7 +153,7 @@ def _draw(record: _Record) -> sampling.Draw:
 
 def _number(record: _Record, name: str, default: Any, low: float, high: float
             ) -> Any:
-  """Returns a number in a range: a float if the default is one, else an int."""
+  """Returns a number in a range, with the type of the default: float or int."""
   value = record.get(name, default)
   if value is default:
     return value
@@ -175,7 +175,7 @@ def _flag(record: _Record, name: str, parent: str = '') -> bool:
 
 
 def _logprobs(record: _Record, is_chat: bool) -> bool:
-  """Returns whether log-probs are requested: by true in a chat, else by 0."""
+  """Returns whether log-probs are requested: in a chat by true, else by 0."""
   value = record.get('logprobs', False)
   if is_chat or value is False:
     return _flag(record, 'logprobs')
@@ -199,7 +199,7 @@ def _stops(record: _Record, limits: Limits) -> tuple[str, ...]:
 
 
 def _is_text(text: str) -> bool:
-  """Returns False for a lone surrogate, which JSON has and UTF-8 has not."""
+  """Returns False for a lone surrogate, which UTF-8 cannot encode."""
   return not any('\ud800' <= c <= '\udfff' for c in text)
 
 
@@ -271,7 +271,10 @@ def _message(message: Any, place: str, tokenizer: Any) -> dict[str, str]:
 
 def _budgets(record: _Record, prompts: Sequence[Sequence[int]], length: int,
              is_chat: bool, where: str) -> tuple[int, ...]:
-  """Returns the tokens per prompt; by default 16, or in a chat all the rest."""
+  """Returns the maximum number of new tokens for each prompt.
+
+  The default is 16, or in a chat all that fit.
+  """
   room = length - max(map(len, prompts))
   if room < 1:
     raise Refused(where, f'may have {length - 1} tokens, but has '
@@ -293,7 +296,10 @@ def _budgets(record: _Record, prompts: Sequence[Sequence[int]], length: int,
 
 
 class Answer:
-  """A writer of the answer to one request, created in seconds since 1970."""
+  """A writer of the answer to one request.
+
+  `created` is the time of the request, in seconds since 1970.
+  """
 
   def __init__(self, request: Request, *, uid: str, created: int, name: str,
                token_bytes: Sequence[bytes]):
@@ -303,7 +309,7 @@ class Answer:
     self._head = {'id': prefix + uid, 'created': created, 'model': name}
 
   async def whole(self, pieces: AsyncGenerator[Piece, None]) -> dict[str, Any]:
-    """Returns the record of one body, after all pieces have arrived."""
+    """Returns the body of a single response, after all pieces have arrived."""
     count = len(self._request.prompts) * self._request.n
     parts: list[list[Piece]] = [[] for _ in range(count)]
     async with contextlib.aclosing(pieces):
@@ -361,7 +367,7 @@ class Answer:
 
 
 def event(data: str) -> bytes:
-  """Returns a server-sent event that holds the data."""
+  """Returns a server-sent event that contains the data."""
   return f'data: {data}\n\n'.encode()
 
 

@@ -92,7 +92,7 @@ class Server:
         waiting_queries=options.waiting_queries)
 
   def stop(self) -> None:
-    """Accepts no more requests, answers those under way, and closes."""
+    """Accepts no more requests, answers the present ones, and closes."""
     self._stopping = True
     self._http.stop()
     self.batcher.close(self.options.http.deadline_secs)
@@ -120,7 +120,7 @@ class Server:
                               200 if status == 'ok' else 503)
 
   async def _is_answering(self) -> bool:
-    """Returns whether the engine works; probes it without a recent answer."""
+    """Returns whether the engine works, from a recent answer or a probe."""
     if time.monotonic() - self._answered >= _FRESH_SECS:
       try:
         await self._search(_PROBE)
@@ -151,11 +151,11 @@ class Server:
       raise
 
   def _is_costly(self, body: bytes) -> bool:
-    """Returns whether to watch for the client's disconnection and then drop it.
+    """Returns whether to cancel a request if its client disconnects.
 
-    Watching has a cost, so small requests are not watched at low load. A client
-    that has waited too long asks again. If its first request were searched all
-    the same, a slow engine would never catch up.
+    Watching for this has a cost, so that small requests are not watched at low
+    load. A client that has waited too long asks again. If its first request
+    were still searched, a slow engine would never catch up.
     """
     return (len(body) > _WATCHED_BYTES or
             self.batcher.waiting >= self.options.batch_queries)
@@ -198,7 +198,7 @@ class Server:
                     media_type='application/json')
 
   def _warn_once(self, error: SearchError) -> None:
-    """Warns on the server why searches fail; omits an immediate repetition."""
+    """Prints why searches fail, unless the reason was just printed."""
     if error != self._last_error:
       self._last_error = error
       self._warn(f'Warning: a search failed with {error.kind}: {error.detail}')

@@ -50,7 +50,7 @@ def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
 
 
 class _Sandbox:
-  """Runs the programs of a batch at the same time."""
+  """Function that runs the programs of a batch at the same time."""
 
   def __init__(self, calls: transport.Transport, run_secs: float,
                connections: int):

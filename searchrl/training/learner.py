@@ -4,9 +4,9 @@
 
 The state is one `TrainState` per network: 'policy' and, if the algorithm needs
 values, 'critic'. It is sharded over a mesh and donated to each update. On the
-host, `minibatches` cuts a batch into mini-batches and packs each into rows
-once, in micro-batches of equal shape. `train_step` runs these in one compiled
-loop, to score a mini-batch and to make an optimiser step on it.
+host, `minibatches` cuts a batch into mini-batches and packs each into rows,
+which are divided into micro-batches of equal shape. `train_step` runs these in
+one compiled loop, to score a mini-batch and to make an optimiser step on it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Learner:
 
   @property
   def needs_base(self) -> bool:
-    """True if scores or updates need the policy that training started from."""
+    """True if scores or updates need the policy from which training started."""
     return (self.train_step.lora is not None
             or 'ref_logprobs' in self.train_step.algorithm.needs)
 
@@ -133,7 +133,7 @@ class Learner:
 
   def pack(self, batch: Batch, trained: np.ndarray | None = None
           ) -> PackedBatch:
-    """Packs a batch's mini-batches into rows, as `update` takes them.
+    """Packs a batch's mini-batches into rows, in the form for `update`.
 
     Args:
       batch: Batch of numpy arrays.
@@ -148,8 +148,9 @@ class Learner:
     """Packs a batch of numpy arrays and adds the fields that the update needs.
 
     These are `old_logprobs` if the update cannot compute them itself, and
-    `ref_logprobs` and `values` if the algorithm needs them. Trajectories that
-    have no gradient get none of them, if the advantages need none.
+    `ref_logprobs` and `values` if the algorithm needs them. Trajectories
+    without a gradient get none of these fields, unless the advantages need
+    them.
 
     Args:
       state: State before the first update on this batch.
@@ -259,7 +260,7 @@ class Learner:
     return jax.device_get(self.train_step.advantages(batch))
 
   def _trained(self, batch: Batch, advantages: Any) -> np.ndarray:
-    """Returns True for the rows that have a gradient, and for empty ones."""
+    """Returns True for rows that have a gradient, and for empty rows."""
     empty = ~batch.loss_mask.any(1)
     if not self.train_step.algorithm.skips_zero:
       return np.ones_like(empty)
@@ -358,12 +359,13 @@ def make(
     length: Number T of tokens of every row of a batch.
     minibatches: Number of optimiser steps per batch, each on consecutive rows.
     microbatch_rows: Number of packed rows on all devices at one time. The
-      default is 2, rounded up to a multiple of the ways of the mesh's rows.
+      default is 2, rounded up to a multiple of the number of parts into which
+      the mesh splits rows.
     pack_length: Number of tokens of a packed row. The default is T.
-    max_segments: Largest number of trajectories that a packed row holds.
-    fit_segments: Flag for an attention whose work is in proportion to
-      `max_segments`: batches whose rows hold fewer have fewer places per row.
-      Steps are compiled again for each number of places, a power of two.
+    max_segments: Maximum number of trajectories in a packed row.
+    fit_segments: Flag for an attention whose work is proportional to
+      `max_segments`. Batches with fewer trajectories per row then have fewer
+      places per row, a power of two. Steps are compiled for each such number.
     temperature: Temperature of sampling. Log-probs are computed at it.
     lora: Adapters that are trained on a frozen policy, instead of all its
       parameters. A critic is still trained as a whole.
@@ -371,8 +373,9 @@ def make(
     critic_optimizer: Optimiser of the critic, for an algorithm that needs
       values.
     critic_warmup: Number of the critic's updates before the policy's first.
-    lockstep: Function called before each dispatch with the name of the step and
-      the facts that it is compiled for; see `LockstepCheck` of `runtime`.
+    lockstep: Function that is called before each dispatch, with the name of the
+      step and the arguments for which it is compiled; see
+      `runtime.lockstep.LockstepCheck`.
     **forward_options: Fields of `train_step.ForwardOptions`: remat, dtype,
       attend, router_aux_loss_coef.
 
@@ -422,7 +425,7 @@ def _check_algorithm(algorithm: algorithms.Algorithm, minibatches: int,
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-  """Returns metrics as numbers, without the Means over no entry."""
+  """Returns metrics as numbers, without Means whose count is 0."""
   return {name: float(x.total / x.count if isinstance(x, Mean) else x)
           for name, x in metrics.items()
           if not isinstance(x, Mean) or x.count}

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The mini-batches of a batch, each packed into rows once, on the host.
+"""The mini-batches of a batch, each packed into rows on the host.
 
 The trajectories of a mini-batch are placed end to end in rows, so that hardly
 any padding is computed. The rows are stacked into micro-batches of equal shape:
@@ -33,7 +33,7 @@ class MiniBatch:
   layout: packing.Layout  # layout of the rows, [M * R ...]
 
   def to_rows(self, tree: Any) -> Any:
-    """Moves arrays of the whole batch, [B] or [B T], to rows, [M R ...]."""
+    """Moves arrays of the batch, [B] or [B T], to rows, [M R ...]."""
     size = self.rows.layout.positions.shape[:2]
     return jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]),
                         packing.to_rows(tree, self.documents, self.layout))
@@ -44,13 +44,13 @@ class MiniBatch:
     packing.from_rows(flat, self.documents, self.layout, out)
 
   def with_scores(self, scores: Mapping[str, Any]) -> 'MiniBatch':
-    """Returns a copy with further fields of the whole batch, [B T] each."""
+    """Returns a copy with further fields of the batch, [B T] each."""
     batch = dataclasses.replace(self.rows.batch, **self.to_rows(dict(scores)))
     return dataclasses.replace(
         self, rows=dataclasses.replace(self.rows, batch=batch))
 
   def with_advantages(self, advantages: Any) -> 'MiniBatch':
-    """Returns a copy with the advantages of the whole batch."""
+    """Returns a copy with the advantages of the batch."""
     return dataclasses.replace(self, rows=dataclasses.replace(
         self.rows, advantages=self.to_rows(advantages)))
 
@@ -88,8 +88,9 @@ def pack(batch: Batch, count: int,
         ) -> PackedBatch:
   """Cuts a batch into mini-batches of consecutive trajectories.
 
-  A mini-batch without a token is left out. One whose trajectories have tokens
-  but are not trained on is kept and has no rows: its update is made, too.
+  A mini-batch without tokens is left out. A mini-batch of trajectories with
+  tokens that are not trained on has no rows, but is kept: its update is made,
+  too.
 
   Args:
     batch: Batch of numpy arrays. Its rows must be a multiple of `count`.
@@ -119,7 +120,7 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
     members: Indices of the trajectories to pack. Only their number decides M.
     microbatch_rows: Number R of rows per micro-batch.
     pack_length: Number L of tokens that a row holds.
-    max_segments: Largest number S of trajectories that a row holds.
+    max_segments: Maximum number S of trajectories in a row.
     fit_segments: Flag that lowers S to the least power of two that is enough.
   """
   documents = [members[row].tolist() for row in packing.first_fit(

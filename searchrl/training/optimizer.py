@@ -31,9 +31,9 @@ def learning_rate(
       linear:    peak (1 - (1 - f) p)
       cosine:    peak (f + (1 - f) (1 + cos(pi p)) / 2)
 
-  The optimiser and the logs use it. The first update has rate peak / warmup and
-  not 0, so that it has an effect. For the same reason the last update,
-  n = total - 1, is one short of p = 1.
+  The optimiser and the logs use this function. The first update has rate peak /
+  warmup and not 0, so that it has an effect. For the same reason p is below 1
+  at the last update, n = total - 1.
 
   Args:
     peak: Learning rate after the warm-up.
@@ -103,8 +103,8 @@ def adamw(
     eps: Number added to the root of the mean of the squares.
     weight_decay: Strength of the pull towards 0, as a multiple of the learning
       rate, on the leaves that `decayed` selects.
-    max_grad_norm: Largest norm of a gradient over all leaves together. A larger
-      gradient is scaled down to it. None turns clipping off.
+    max_grad_norm: Maximum norm of the gradient of all leaves together. A larger
+      gradient is scaled down to this norm. None turns clipping off.
     warmup_steps: Updates of the linear warm-up; see `learning_rate`.
     total_steps: Updates of the whole schedule; see `learning_rate`.
     schedule: Shape of the schedule after warm-up; see `learning_rate`.
@@ -137,10 +137,10 @@ def adamw(
 
 def options_for_run(options: Mapping[str, Any], updates: int
                    ) -> dict[str, Any]:
-  """Returns options of `adamw` whose schedule ends with a run.
+  """Returns options of `adamw` with a schedule that ends with the run.
 
   Args:
-    options: Options of `adamw`. A total_steps among them is kept.
+    options: Options of `adamw`. If they include total_steps, it is kept.
     updates: Number of updates of the run.
   """
   is_constant = options.get('schedule', 'constant') == 'constant'
@@ -150,13 +150,13 @@ def options_for_run(options: Mapping[str, Any], updates: int
 
 def for_run(options: Mapping[str, Any], updates: int
            ) -> optax.GradientTransformation:
-  """Makes `adamw` of `options_for_run`."""
+  """Makes `adamw` with the options of `options_for_run`."""
   return adamw(**options_for_run(options, updates))
 
 
 def schedule_for_run(options: Mapping[str, Any], updates: int
                     ) -> optax.Schedule:
-  """Returns the `learning_rate` of `options_for_run`."""
+  """Returns the `learning_rate` with the options of `options_for_run`."""
   ending = options_for_run(options, updates)
   return learning_rate(ending['learning_rate'], **{
       name: ending[name] for name in (
@@ -168,7 +168,7 @@ def scaled(optimizer: optax.GradientTransformation, factor: float
           ) -> optax.GradientTransformation:
   """Returns the same optimiser with its learning rate times `factor`.
 
-  The state of one is valid for the other.
+  A state of either optimiser is valid for the other.
   """
   def update(gradient, state, params=None):
     changes, state = optimizer.update(gradient, state, params)
@@ -192,7 +192,10 @@ def decayed(params: Any) -> Any:
 
 
 def _check(*rules: tuple[str, Any, Any, str]) -> None:
-  """Raises a ValueError on the first rule (name, value, holds, text) broken."""
+  """Raises a ValueError for the first broken rule.
+
+  A rule is a tuple (name, value, holds, text).
+  """
   for name, value, holds, rule in rules:
     if not holds:
       raise ValueError(f'{name} must be {rule}, but is {value!r}.')

@@ -4,9 +4,10 @@
 
 `fit` updates a state on batches, which are a function of the step. It keeps a
 record of steps, tokens, time and metrics, and saves the state and the record. A
-killed run that is started again ends in the same bytes. `language_update` makes
-the update of a language model: the learner's, with an algorithm whose advantage
-is 1. `make_update` makes the update of another model: a jitted step on a loss.
+killed run that is started again has the same result bit by bit.
+`language_update` makes the update of a language model: the learner's, with an
+algorithm whose advantage is 1. `make_update` makes the update of another model:
+a jitted step on a loss.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -187,8 +188,8 @@ def _progress_bar(record: Mapping[str, Any], steps: int, enabled: bool
                  ) -> Iterator[Callable[[Metrics], None]]:
   """Shows a bar on the first process; yields a function that moves it.
 
-  The bar shows the loss of the update before, so that the host need not wait
-  for this one.
+  The bar shows the loss of the previous update, so that the host need not wait
+  for the current one.
   """
   latest: Metrics = {}
   with contextlib.closing(progress_lib.ProgressBar(
@@ -205,7 +206,7 @@ def _progress_bar(record: Mapping[str, Any], steps: int, enabled: bool
 
 def _save(folder: pathlib.Path, state: Any, record: dict[str, Any],
           whole: bool, clock: float) -> float:
-  """Saves the state and the record, and returns the CPU clock at this time."""
+  """Saves the state and the record, and returns the present CPU time."""
   now = time.process_time()
   record['cpu_seconds'] += now - clock
   _check_finite(record)
@@ -230,7 +231,8 @@ def _check_finite(record: Mapping[str, Any]) -> None:
 def _add_means(record: dict[str, Any], whole: bool) -> None:
   """Turns the recent metrics into numbers, and into means if `whole`.
 
-  `whole` is False at a stop between two checkpoints, which keeps the metrics.
+  `whole` is False at a stop between two checkpoints. The recent metrics are
+  then kept.
   """
   recent = [{name: float(x) for name, x in values.items()}
             for values in record['recent']]
@@ -306,12 +308,12 @@ def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
   Args:
     lengths: Lengths of the documents, in tokens.
     seed: Seed of the orders. Each epoch has another order.
-    documents: Largest number of documents per update; 0 means any number.
-    tokens: Largest number of tokens per update; 0 means any number. A document
-      with more tokens makes an update alone.
+    documents: Maximum number of documents per update; 0 means any number.
+    tokens: Maximum number of tokens per update; 0 means any number. A longer
+      document is the only one of its update.
     epochs: Number of passes over all documents; 0 means as many as `steps`
       needs.
-    steps: Largest number of updates; 0 means as many as `epochs` needs.
+    steps: Maximum number of updates; 0 means as many as `epochs` needs.
   """
   orders = (np.random.default_rng([seed, epoch]).permutation(len(lengths))
             for epoch in itertools.islice(itertools.count(), epochs or None))
@@ -322,7 +324,7 @@ def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
 
 def cut(stream: Iterable[int], lengths: Sequence[int], *, documents: int = 0,
         tokens: int = 0) -> Iterator[list[int]]:
-  """Yields the documents of a stream in batches; arguments as in `batches`."""
+  """Yields the documents of a stream in batches, as in `batches`."""
   batch: list[int] = []
   used = 0
   for index in stream:

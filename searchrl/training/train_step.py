@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jitted, sharded scoring and update steps of a policy and its critic.
 
-Every step takes stacked micro-batches, [M R ...], and the number of the M that
-are not empty. This number is the trip count of one compiled loop, which thus
-serves full and nearly empty batches. Rows hold documents end to end (see
-`packing`). The networks run on rows, and the losses on documents.
+Every step takes M stacked micro-batches, [M R ...], and the number of them that
+are not empty. This number is the trip count of one compiled loop, so that the
+same program serves full and nearly empty batches. Rows contain documents end to
+end (see `packing`). The networks run on rows, and the losses on documents.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from searchrl.trajectory import Batch
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """The part of one network's state that training changes.
+  """The part of a network's state that training changes.
 
   A checkpoint names its leaves by these fields: 'policy/params/...', and so on.
   """
@@ -49,9 +49,9 @@ class TrainState:
                      gradient: Any) -> tuple['TrainState', Bool[Array, '']]:
     """Returns the state after an optimiser step, and whether it was made.
 
-    The step is skipped and the state stays as it is if the norm of the gradient
-    or of the parameters' change is not finite. That is so if an entry is not
-    finite, or so large that its square is not.
+    The step is skipped and the state is unchanged if the norm of the gradient
+    or of the parameters' change is not finite. The norm is not finite if an
+    entry is not, or if its square is too large.
     """
     changes, opt_state = optimizer.update(
         gradient, self.opt_state, self.params)
@@ -91,8 +91,9 @@ class ForwardOptions:
 class TrainStep:
   """The jitted steps of one recipe, and the shardings of their state.
 
-  In the signatures below, `trained` is either all parameters of the policy or
-  the adapters of a policy whose parameters are `frozen`, else None.
+  In the signatures below, `trained` is either all parameters of the policy, or
+  the adapters of a policy. The policy's other parameters are then `frozen`;
+  otherwise `frozen` is None.
   """
 
   shape: transformer.TransformerConfig
@@ -117,16 +118,16 @@ class TrainStep:
 
   @functools.cached_property
   def advantages(self) -> Callable[[Batch], Any]:
-    """Function from the whole batch [B T] to its advantages."""
+    """Function from the batch [B T], with all its rows, to the advantages."""
     return dispatch.Ordered(
         jax.jit(lambda batch: self.algorithm.advantages(batch)))
 
   @functools.cached_property
   def denominators(self) -> Callable[[Batch, Any], dict[str, Array]]:
-    """Function to the denominator of each term of a mini-batch's loss.
+    """Function that returns the denominator of each term of a loss.
 
-    Its arguments are the mini-batch [b T] and its advantages. It counts all
-    rows, also those that are not packed. The counts of a loss depend on masks
+    Its arguments are a mini-batch [b T] and its advantages. It counts all rows,
+    including rows that are not packed. The counts of a loss depend on masks
     only, so that no network has to run.
     """
     def count(batch, advantages):
@@ -140,7 +141,7 @@ class TrainStep:
 
   @functools.cached_property
   def logprobs(self) -> Callable[..., Array]:
-    """Function to the log-probs of all tokens, in nats, [M R L].
+    """Function that returns the log-probs of all tokens, in nats, [M R L].
 
     Its arguments are (trained, frozen, layout, tokens [M R L], count).
     """
@@ -150,7 +151,7 @@ class TrainStep:
 
   @functools.cached_property
   def values(self) -> Callable[..., Array]:
-    """Function to the critic's value of every token, [M R L].
+    """Function that returns the critic's value of every token, [M R L].
 
     Its arguments are (critic's params, None, layout, tokens [M R L], count).
     """
@@ -162,13 +163,12 @@ class TrainStep:
     """Function that makes one optimiser step on a mini-batch.
 
     It maps (train_policy, state, frozen, rows, denominators, count) to (state,
-    metrics, old): `frozen` are the base params of adapters, `rows` M
-    micro-batches of R packed rows, and `count` is the number of micro-batches
-    that hold tokens. The state is donated. `train_policy` is static; if False,
-    only the critic is trained. Some metrics are Means over the rows.
-    For rows without `old_logprobs`, the step uses the log-probs of the policy
-    before this step and returns them as `old`, [M R L]. Otherwise `old` is
-    None.
+    metrics, old). `frozen` has the base params of adapters. `rows` has M
+    micro-batches of R packed rows, of which the first `count` have tokens. The
+    state is donated. `train_policy` is static; if False, only the critic is
+    trained. Some metrics are Means over the rows. For rows without
+    `old_logprobs`, the step uses the log-probs of the policy before this step
+    and returns them as `old`, [M R L]. Otherwise `old` is None.
     """
     replicated = meshes.sharding(self.mesh, ())
     return dispatch.Ordered(jax.jit(
@@ -185,14 +185,14 @@ class TrainStep:
                       meshes.place(0, meshes.sharding(self.mesh, ())))
 
   def abstract_state(self) -> State:
-    """Returns shapes, dtypes and shardings of the whole state, by network."""
+    """Returns shapes, dtypes and shardings of the state, by network."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding),
         self._shapes, self.state_shardings())
 
   def state_shardings(self) -> State:
-    """Returns the shardings of the whole state, by network.
+    """Returns the shardings of the state, by network.
 
     Moments are sharded like their parameters. All else is replicated.
     """
@@ -209,7 +209,7 @@ class TrainStep:
 
   @functools.cached_property
   def _shapes(self) -> State:
-    """Shapes and dtypes of the whole state."""
+    """Shapes and dtypes of the state of all networks, as a tree of structs."""
     key = jax.random.key(0)
     whole = transformer.abstract(self.shape)
     params = {'policy': whole}
@@ -239,7 +239,7 @@ class TrainStep:
   def _split_by_words(self, params):
     """Returns the parameters with the logits' matrix split over words only.
 
-    As it is stored, the matrix is also split over its width. The whole matrix
+    In the state, the matrix is also split over its width. All of the matrix
     would then be gathered for each chunk of tokens, and its gradient summed
     over devices. With this split only the chunk's hidden states are gathered,
     and their gradients and the maxima and sums of the logits are combined. The
@@ -317,7 +317,7 @@ class TrainStep:
     """Returns the gradient of the loss over all micro-batches, and metrics.
 
     A loop sums over micro-batches. Each term is divided by its denominator over
-    all of them. The split into micro-batches thus changes nothing but rounding.
+    all of them, so that the split into micro-batches changes only the rounding.
     """
     def of_micro(params, fixed, frozen, counts, micro):
       grads, (sums, old) = jax.grad(self._loss, has_aux=True)(
@@ -379,7 +379,7 @@ class TrainStep:
 
 
 def _of_experts(load: experts.Load) -> algorithms.Metrics:
-  """Returns metrics of the load of experts, as means over tokens."""
+  """Returns metrics of the load of the experts, as means over tokens."""
   tokens = load.tokens[0]  # those of each layer
   per_layer = load.chosen.max(-1) / jnp.maximum(load.chosen.mean(-1), 1e-9)
   return {f'actor/experts_{name}': Mean(mean * tokens, tokens)

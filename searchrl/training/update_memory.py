@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of an update besides the learner's state, in bytes per device.
 
-The compiler's figure is exact but for cuDNN's workspace, which XLA adds on a
-GPU alone. Without a compiler there is an estimate from shapes. Long tests
-compare both for models from 3 to 32 billion parameters.
+The compiler's number is exact except for cuDNN's workspace, which XLA adds only
+on a GPU. If there is no compiler, the memory is estimated from shapes. Long
+tests compare both for models from 3 to 32 billion parameters.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def compiled(learner: Learner, rows: int) -> float:
 def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
   """Returns an estimate of `compiled`, from shapes.
 
-  It counts the sum of gradients, the gradients of a micro-batch and copies of
-  them in another layout; the activations that layers save; and the larger of a
-  layer's backward pass and a chunk's logits. The numbers of copies are those
+  It counts the sum of gradients, and the gradients of a micro-batch with copies
+  in another layout. It adds the activations that layers save, and the larger of
+  a layer's backward pass and a chunk's logits. The numbers of copies are those
   that the compilers made for models from 3 to 32 billion parameters. The batch
   itself is small and is left out.
 
@@ -94,8 +94,8 @@ def _layer_parameters(learner: Learner) -> int:
 def _saved_per_token(learner: Learner) -> float:
   """Returns the numbers that a layer saves of a token for its backward pass.
 
-  They are the arguments of its matrix products, norms and attention: of the
-  width of the residual stream, of all heads, and of the feed-forward layer.
+  They are the inputs of its matrix products, norms and attention. Their widths
+  are those of the residual stream, of all heads, and of the feed-forward layer.
   """
   step = learner.train_step
   width = step.shape.hidden_size

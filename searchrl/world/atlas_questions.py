@@ -202,7 +202,7 @@ def _uniform(text: str) -> float:
 
 
 class _Writer:
-  """Writes the questions of chains."""
+  """A writer of the questions of chains."""
 
   def __init__(self, atlas: Atlas, passages: Sequence[Passage], seed: int,
                search: Search):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTML page of runs, which needs no network and no other file.
 
-Texts from models and engines are data on the page: compressed, decoded by the
-page's own script, and shown as text alone.
+Texts from models and engines are data on the page: they are compressed, decoded
+by the page's own script, and shown only as text, never as HTML.
 """
 
 import base64
@@ -43,7 +43,7 @@ def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
     tokenizer_of: Function from a run to its policy's tokenizer; None if that is
       missing.
     title: Title of the page.
-    most: Largest number of trajectories. If there are more, an even selection
+    most: Maximum number of trajectories. If there are more, an even selection
       is shown, and the page says so.
   """
   entries, total = reading.entries(runs, most)
@@ -81,7 +81,7 @@ def _packed(value: Any) -> str:
 
 
 def _card(run: reading.Run) -> dict[str, Any]:
-  """Returns the facts about a run at the top of the page."""
+  """Returns the description of a run at the top of the page."""
   whole = {where: row for where, rows in run.tables.items()
            for row in rows if row.get('hops') == evaluator.ALL
            and row.get('decoding') == 'greedy'
@@ -104,7 +104,7 @@ def _card(run: reading.Run) -> dict[str, Any]:
 
 
 def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
-  """Returns a line about the run's returns to a checkpoint, if any."""
+  """Returns a line about the rollbacks of a run, if any."""
   steps = [int(line[alerts.STEP]) for before, line in zip(
       run.steps, run.steps[1:]) if line.get('guards/rollbacks', 0) > before.get(
           'guards/rollbacks', 0)]
@@ -153,7 +153,7 @@ def _compared(run: reading.Run) -> list[dict[str, Any]]:
 
 
 def _tables(run: reading.Run) -> list[dict[str, Any]]:
-  """Returns a run's evaluation tables; that of an evaluation alone is open."""
+  """Returns a run's evaluation tables; a single one is shown open."""
   result = []
   for where, rows in run.tables.items():
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -170,7 +170,7 @@ def _tables(run: reading.Run) -> list[dict[str, Any]]:
 
 
 def _head(number: int, entry: reading.Entry) -> dict[str, Any]:
-  """Returns the fields by which the page finds a trajectory."""
+  """Returns the fields by which the page lists and finds a trajectory."""
   trajectory = entry.trajectory
   question = trajectory.question
   return {
@@ -203,7 +203,7 @@ def _segment(segment: tokens.Segment, golds: Sequence[str]) -> dict[str, Any]:
 
 
 def _number(value: float | None, digits: int = 5) -> float | str | None:
-  """Returns a number for JSON, rounded to so many significant digits."""
+  """Returns a number for JSON, rounded to some significant digits."""
   if value is None:
     return None
   return float(f'{value:.{digits}g}') if math.isfinite(value) else str(value)

@@ -54,7 +54,7 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps, means, deviations
 
 
 class Panel(NamedTuple):
-  """A drawn metric."""
+  """The plot of one metric."""
 
   svg: str
   # {'name': ..., 'points': [[x, y, step, mean, deviation], ...]} of each line.
@@ -63,7 +63,7 @@ class Panel(NamedTuple):
 
 
 def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
-  """Returns groups of runs that differ only in their seed, by name."""
+  """Returns groups of runs that differ only in their seeds, by name."""
   by_family = collections.defaultdict(list)
   for run in runs:
     if run.steps:
@@ -74,10 +74,10 @@ def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
 
 
 def curves(runs: Sequence[reading.Run]) -> dict[str, Panel]:
-  """Returns the panels for which some run has numbers, by title.
+  """Returns the panels with values from at least one run, by title.
 
-  A panel whose numbers are those of an earlier one is left out, as the reward
-  if it is the outcome.
+  A panel with the same numbers as an earlier panel is left out, such as the
+  reward if it equals the outcome.
   """
   by_name = groups(runs)
   panels: dict[str, Panel] = {}
@@ -92,7 +92,7 @@ def curves(runs: Sequence[reading.Run]) -> dict[str, Panel]:
 
 
 def times(run: reading.Run) -> str:
-  """Returns a stacked plot of the seconds of a run's steps by phase."""
+  """Returns a stacked plot of the seconds of a run's steps, by phase."""
   steps = [line[alerts.STEP] for line in run.steps]
   values = {label: [line.get(f'timing_s/{name}', 0.0) for line in run.steps]
             for name, label in PHASES.items()}
@@ -118,7 +118,10 @@ def _is_same(one: Mapping[str, Curve], other: Mapping[str, Curve]) -> bool:
 
 
 def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
-  """Returns (metric, title, unit); exact match comes after the outcome."""
+  """Returns (metric, title, unit) of each panel, in their order.
+
+  Exact match comes after the outcome.
+  """
   names = {name: None for run in runs for line in run.lines for name in line}
   validated = [name for name in names
                if re.fullmatch(r'val/.+/em/greedy', name)
@@ -130,7 +133,7 @@ def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
 
 
 def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
-  """Returns the mean over runs at each step, and the deviation of several."""
+  """Returns at each step the mean over runs, and the deviation if several."""
   by_step = collections.defaultdict(list)
   for run in runs:
     for line in run.lines:
@@ -173,8 +176,8 @@ def _svg(draw, title: str, unit: str, size: tuple[float, float]
         ) -> tuple[str, Callable[[float, float], tuple[float, float]]]:
   """Returns an SVG element whose colours are variables of the page.
 
-  Also returns a function from a step and a value to their place in the element,
-  as shares of its width and height from the upper left.
+  Also returns a function from a step and a value to their position in the
+  element, as fractions of its width and height from the upper left.
   """
   import matplotlib  # slow to import, and only reports need it
   from matplotlib.figure import Figure

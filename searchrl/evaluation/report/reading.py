@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a report's data from the folders of runs; changes nothing there."""
+"""Reads a report's data from the folders of runs, which are not changed."""
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class Run:
 
   @property
   def family(self) -> str:
-    """A key that is equal for runs that differ in their seed alone."""
+    """A key that is equal for runs that differ only in their seeds."""
     return json.dumps(dict(self.config, seed=None), sort_keys=True)
 
   @functools.cached_property
@@ -43,7 +43,11 @@ class Run:
 
   @functools.cached_property
   def tables(self) -> dict[str, list[dict[str, Any]]]:
-    """Rows by 'before', 'step 20', 'after' or '', in order of time."""
+    """Rows of evaluations in order of time, by name.
+
+    The names are 'before', 'step 20' and 'after'. The name is '' if the folder
+    is that of an evaluation.
+    """
     folders = {'': self.folder} | self._evaluations
     return {where: json.loads((folder / evaluator.TABLE).read_text())
             for where, folder in folders.items()
@@ -85,7 +89,7 @@ class Entry:
 
 
 def runs(folders: Sequence[str]) -> list[Run]:
-  """Returns the runs of folders; a folder of runs gives all runs below it.
+  """Returns the runs of folders. A folder of runs gives all runs in it.
 
   Raises:
     FileNotFoundError: A folder has no run.
@@ -114,7 +118,7 @@ def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
 
   Args:
     runs: Runs to read.
-    most: Largest number of trajectories.
+    most: Maximum number of trajectories.
 
   Returns:
     The entries, and the number of trajectories that exist.
@@ -136,7 +140,7 @@ def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
 
 
 def entries_of(run: Run, where: str) -> Iterator[Entry]:
-  """Yields all trajectories of one of a run's `sources`."""
+  """Yields all trajectories of one of the `sources` of a run."""
   return _entries(run, where, run.sources[where])
 
 
@@ -179,7 +183,7 @@ def _run(folder: pathlib.Path, name: str) -> Run:
 
 
 def _shares(counts: Sequence[int], most: int) -> list[int]:
-  """Splits `most` over sources: small ones whole, large ones in equal parts."""
+  """Divides `most` over sources: all of small ones, else equal parts."""
   shares, left = [0] * len(counts), most
   order = sorted(range(len(counts)), key=lambda n: counts[n])
   for rank, n in enumerate(order):

@@ -28,16 +28,17 @@ class Story:
 
   @property
   def gain(self) -> float:
-    """The score after training less the score before."""
+    """Score after training, minus the score before."""
     before, after = self.sides
     return after['score'] - before['score']
 
 
 def stories(runs: Sequence[reading.Run]) -> list[Story]:
-  """Returns questions that the first run with two evaluations got better at.
+  """Returns questions whose scores improved most by training.
 
-  There is at most one for each number of hops, the largest number first: the
-  one with the largest gain, and then with the most searches after training.
+  They are from the first run that has both evaluations. There is at most one
+  for each number of hops, in descending order: the question with the largest
+  gain, and among equals the one with the most searches after training.
   """
   for run in runs:
     if not all(where in run.sources for where in _WHERE):
@@ -58,7 +59,7 @@ def stories(runs: Sequence[reading.Run]) -> list[Story]:
 
 
 def _rank(story: Story) -> tuple[float, int, str]:
-  """Returns a key by which the best of two stories is larger."""
+  """Returns a sort key, which is larger for the better of two stories."""
   return story.gain, len(story.sides[1]['turns']), story.question
 
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A trajectory as segments of tokens and numbers, for page and terminal."""
+"""A trajectory as segments of tokens with numbers, for page and terminal."""
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ PROMPT, POLICY, OBSERVATION = 'prompt', 'policy', 'observation'
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-  """Consecutive tokens of one writer."""
+  """Consecutive tokens that were written by the policy or the environment."""
 
   role: str  # PROMPT, POLICY or OBSERVATION
   texts: tuple[str, ...]  # a text per token; together they are the whole text
@@ -66,7 +66,10 @@ def _policy_segment(turn: Turn, tokenizer: tokenizers.Tokenizer | None,
 
 def _texts(ids: Sequence[int], text: str,
            tokenizer: tokenizers.Tokenizer | None) -> tuple[str, ...]:
-  """Returns a text per token; a character of several is with the last one."""
+  """Returns a text per token.
+
+  A character that consists of several tokens is the text of the last.
+  """
   if tokenizer is None or not ids:
     return (text,)
   decoder, result = codecs.getincrementaldecoder('utf-8')('replace'), []

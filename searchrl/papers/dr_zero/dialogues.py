@@ -53,17 +53,17 @@ TAG_TEMPLATE = TEMPLATE.replace('tool_call>', 'search>').replace(
 
 
 def laptop(tokenizer) -> Dialogue:
-  """Returns the short prompt that the model tiny_proposer was trained on."""
+  """Returns the dialogue with the short prompt of the model tiny_proposer."""
   return dialogues.tags(tokenizer.leading_space + LAPTOP_TEMPLATE)
 
 
 def in_tags(tokenizer) -> Dialogue:
-  """Returns the prompt in the tag protocol, for models without a chat."""
+  """Returns the dialogue in the tag protocol, without a chat template."""
   return dialogues.tags(tokenizer.leading_space + TAG_TEMPLATE)
 
 
 def in_chat(tokenizer) -> Dialogue:
-  """Returns the prompt of `in_tags` as a message of the user.
+  """Returns the dialogue of `in_tags`, with the prompt as a user's message.
 
   Raises:
     ValueError: There is no chat template, or it cannot frame a question.
@@ -72,7 +72,7 @@ def in_chat(tokenizer) -> Dialogue:
 
 
 def with_tool(tokenizer) -> Dialogue:
-  """Returns the prompt in the tool protocol, as in Dr. Zero.
+  """Returns the dialogue in the tool protocol, as in Dr. Zero.
 
   Raises:
     ValueError: There is no chat template, or it cannot frame this protocol.

@@ -14,7 +14,7 @@ _RELATION = {phrase: relation for relation, phrases in text.PHRASES.items()
 
 
 def understand(world: facts.World, question: str) -> facts.Chain | None:
-  """Returns the chain of facts that a question asks for; None without one.
+  """Returns the chain of facts that a question asks for, or None.
 
   Args:
     world: The world, with its names and facts.

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proposals: questions with answers, and rewards of form and difficulty.
 
-The prompt of a proposer shows a document and a number of hops. It asks for a
-question whose answer is that many hops from the document. The proposer may
-search, and it ends with <question> and <answer>.
+A proposer is a policy that writes questions, and a solver is a policy that
+answers them. A proposer's prompt shows a document and a number of hops. It asks
+for a question whose answer is that many hops from the document. The proposer
+may search, and it ends with <question> and <answer>. This is a proposal. It
+passes the gate if the solver may try it: see `Proposal.passes`.
 
 Source: Dr. Zero, arXiv:2601.07055, section 3 and appendix A. Details that the
 paper leaves out are as in its code.
@@ -40,7 +42,10 @@ class Proposal:
 
   @property
   def passes(self) -> bool:
-    """The gate: both parts exist, and the question hides the answer."""
+    """True if the question and answer exist, and the answer is hidden.
+
+    This is the gate: the solver tries only such proposals.
+    """
     return bool(self.question and self.answer) and not leaks(
         self.answer, self.question)
 
@@ -90,7 +95,7 @@ def read(trajectory: Trajectory) -> Proposal:
 
 
 def _last_block(text: str, name: str) -> str:
-  """Returns the text of the last closed block of a tag; '' without one."""
+  """Returns the text of the last closed block of a tag, or ''."""
   opening, closing, last, end = f'<{name}>', f'</{name}>', '', 0
   while (begin := text.find(opening, end)) >= 0 and (
       end := text.find(closing, begin)) >= 0:
@@ -146,7 +151,7 @@ def _thinks(turns: Sequence[Turn]) -> float:
 
 
 def _grounding(answer: str, document: str, searches: Sequence[Turn]) -> float:
-  """Returns 1 for a short answer that was read, 0.5 for a longer one, or 0."""
+  """Returns 1 for a short answer that was read, 0.5 for a long one, else 0."""
   read_texts = [document] + [
       f'{p.title} {p.text}' for turn in searches for p in turn.passages]
   normal = rewards.normalise(answer)
@@ -176,7 +181,10 @@ def parabola(right: int, attempts: int) -> float:
 
 
 def mixed(right: int, attempts: int) -> float:
-  """Returns 1, or 0 if all or none are right: SQLM, arXiv:2508.03682."""
+  """Returns 0 if all attempts are right or none is, else 1.
+
+  Source: SQLM, arXiv:2508.03682.
+  """
   return float(0 < right < attempts)
 
 
@@ -207,10 +215,11 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
     format_weight: Weight of the form. At 0 only the gate has an effect.
     difficulty: Function of the pass rate: 'difficulty', 'parabola',
       'uncertainty' or 'mixed'.
-    golds: Right answers of the solver's attempts: the 'proposer''s, or those of
-      the 'majority' of the attempts.
-    repetition: Weight of the share of similar questions among those of the
-      round, by which a reward falls, to 0 at least.
+    golds: Source of the right answers: 'proposer', its own answer, or
+      'majority', the most common answer of the attempts.
+    repetition: Weight of a penalty, which is the fraction of the round's
+      questions that are similar to the proposal's. A reward does not fall below
+      0.
 
   Raises:
     ValueError: An option is out of range.

@@ -1,6 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a proposer on seeds, and writes a report or a file of questions."""
+"""Runs a proposer on seeds, and writes a report or a file of questions.
+
+A seed is a prompt for one proposal: a document and a number of hops (see
+`seeds`). It has nothing to do with a random seed.
+"""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -47,7 +51,7 @@ class Proposer:
 
 
 def load(config, corpus: Any, run: str) -> Proposer:
-  """Loads a proposer, from a run's newest checkpoint or as training starts.
+  """Loads a proposer, from a run's newest checkpoint or before training.
 
   Args:
     config: Config of a run that trains a proposer. Its field `solver` says
@@ -103,12 +107,12 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
               world: facts.World | None) -> None:
   """Writes questions.jsonl: the best proposal of each seed, if it is usable.
 
-  The samples of a round of seeds are written at its end, so that an interrupted
-  call loses one round at most.
+  A round is a number of seeds. Its samples are written at its end, so that an
+  interrupted call loses at most one round.
 
   Args:
     proposer: Proposer from `load`.
-    seeds: Seeds, of which each gives one question at most.
+    seeds: Seeds, each of which gives at most one question.
     folder: Directory that gets the samples, the questions and then a report.
     options: The config's `proposing`.
     world: Generated world of the seeds; None if the true answers are unknown.
@@ -138,7 +142,10 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
 
 def _tried(proposer: Proposer, proposed: Sequence[Trajectory], options: Any
           ) -> list[tuple[int, int]]:
-  """Counts right answers per proposal, with its evidence and without."""
+  """Returns the number of right attempts per proposal.
+
+  It is a pair: with the proposal's evidence in the prompt, and without.
+  """
   counts = []
   for kind in ('from_documents', 'from_memory'):
     play = proposer.play.with_dialogue(
@@ -154,7 +161,7 @@ def _tried(proposer: Proposer, proposed: Sequence[Trajectory], options: Any
 
 def _by_majority(proposer: Proposer, selected: selection.Selected, options: Any
                 ) -> tuple[selection.Selected, list[str]]:
-  """Keeps questions on whose answer enough attempts agree, but not too many.
+  """Keeps questions on whose answer many attempts agree, but not too many.
 
   Returns:
     The selection, and the most common answer to each kept question.
@@ -174,7 +181,7 @@ def _by_majority(proposer: Proposer, selected: selection.Selected, options: Any
 
 
 def _with_evidence(reader: solver.Solver, proposal: Trajectory) -> Question:
-  """Returns a question below its evidence, which is cut to fit the prompt."""
+  """Returns a question after its evidence, which is cut to fit the prompt."""
   question, sampler = proposals.question(proposal), reader.sampler
   room = sampler.budgets.max_prompt_tokens - len(dialogues.opening(
       sampler.dialogue, f'\n{question.text}', sampler.tokenizer))
@@ -194,7 +201,10 @@ def _sample(proposer: Proposer, seeds: Sequence[Question], samples: int, *,
 
 
 def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
-  """Returns the samples of each seed, without those whose search failed."""
+  """Returns the proposals grouped by seed, except those whose search failed.
+
+  The proposals of one seed are samples for the same prompt.
+  """
   groups: dict[str, list[Trajectory]] = {}
   for t in sampled:
     if t.stop_reason != 'search_error':
@@ -235,7 +245,7 @@ def _reasons(selected: selection.Selected) -> dict[str, int]:
 
 
 def truth(world: facts.World, question: Question) -> proposers.Truth:
-  """Returns whether the answer is right in a world, and the hops it needs."""
+  """Returns whether a proposal's answer is true, and the hops it needs."""
   chain = oracle.understand(world, question.text)
   if chain is None:
     return proposers.Truth(False, 0)

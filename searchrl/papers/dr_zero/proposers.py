@@ -24,7 +24,7 @@ _PARTS = ('gate', 'think', 'tool', 'grounding', 'difficulty', 'pass_rate')
 
 
 class Truth(NamedTuple):
-  """The knowledge of an oracle about a proposal."""
+  """Knowledge of an oracle about a proposal."""
 
   true: bool  # the answer is right; False for a senseless question
   needed: int  # hops that the question takes; 0 for a senseless one
@@ -37,13 +37,13 @@ def rows(judged: Sequence[Trajectory], oracle: Oracle | None = None
         ) -> list[dict[str, Any]]:
   """Returns a row of COLUMNS per requested hop count, and one for all of them.
 
-  Values are means over all proposals; the difficulty of one that the solver did
-  not try is 0. Some columns are means over fewer proposals: `leaking` over
-  those with a question and an answer, `pass_rate` over those that the solver
-  tried, `true` over those that pass the gate, and `needed` over those that ask
-  something sensible. `tokens` counts what the proposer wrote, and `entropy` is
-  the mean of -log-prob, in nats per token. A row has no column for which it has
-  no values.
+  Values are means over all proposals. The difficulty is 0 for proposals that
+  the solver did not try. Some columns are means over fewer proposals: `leaking`
+  over proposals with a question and an answer, `pass_rate` over proposals that
+  the solver tried, `true` over proposals that pass the gate, and `needed` over
+  questions that the oracle understands. `tokens` is the number of tokens that
+  the proposer wrote, and `entropy` is the mean of -log-prob, in nats per token.
+  A column without values is left out of the row.
 
   Args:
     judged: Trajectories that `proposals.judge` has judged, with their parts.
@@ -81,7 +81,10 @@ def _row(hops: int | str, judged: Sequence[Trajectory],
 
 
 def histogram(judged: Sequence[Trajectory], attempts: int) -> list[int]:
-  """Counts proposals by right attempts: 0, 1, ..., to the nearest pass rate."""
+  """Returns the number of proposals with 0, 1, ... right attempts.
+
+  If some attempts failed, the pass rate is rounded to a number of attempts.
+  """
   counts = [0] * (attempts + 1)
   for t in judged:
     if 'pass_rate' in t.parts:
@@ -95,12 +98,12 @@ def alarms(judged: Sequence[Trajectory], *, unique: float, gate: float,
 
   Args:
     judged: Trajectories that `proposals.judge` has judged.
-    unique: Smallest share of distinct questions. It is checked only if there is
-      more than one document.
-    gate: Smallest share of proposals that pass the gate.
-    leaking: Largest share of questions that reveal their answer.
-    unfinished: Largest share of proposals that end at a limit.
-    entropy: Smallest entropy, in nats per token.
+    unique: Minimum fraction of distinct questions. It is checked only if there
+      is more than one document.
+    gate: Minimum fraction of proposals that pass the gate.
+    leaking: Maximum fraction of questions that reveal their answer.
+    unfinished: Maximum fraction of proposals that end at a limit.
+    entropy: Minimum entropy, in nats per token.
   """
   judged = [t for t in judged if t.reward is not None]
   if not judged:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards of Dr. Zero's rivals: majority answers, and no repeated questions.
+"""Rewards of methods like Dr. Zero: majority answers, unrepeated questions.
 
 Sources: R-Zero, arXiv:2508.05004, section 3; SQLM, arXiv:2508.03682, section 3.
 Neither knows golden answers: the most common answer of the solver's attempts
@@ -23,9 +23,9 @@ _EMPTY = 0.1  # count for an n-gram order without a match (nltk's method1)
 
 
 def majority(attempts: Sequence[Trajectory]) -> tuple[str, float]:
-  """Returns the most common answer, and the share of attempts that give it.
+  """Returns the most common answer, and the fraction of attempts with it.
 
-  Of equally common answers it is the first. Without any it is '', with 0.
+  Of equally common answers it is the first. If there is none, it is '' with 0.
   """
   answers = [(rewards.normalise(t.answer), t.answer) for t in attempts
              if t.answer and rewards.normalise(t.answer)]
@@ -36,9 +36,10 @@ def majority(attempts: Sequence[Trajectory]) -> tuple[str, float]:
 
 
 def agreement(trajectories: Sequence[Trajectory]) -> list[Scores]:
-  """Returns 1 for the most common answer of a group, else 0: SQLM's solver.
+  """Returns 1 for the most common answer of a group, else 0.
 
-  Each trajectory belongs to the group of its question's samples.
+  This is the reward of SQLM's solver. Each trajectory belongs to the group of
+  its question's samples.
   """
   groups: dict[int, list[Trajectory]] = defaultdict(list)
   for trajectory in trajectories:
@@ -51,9 +52,11 @@ def agreement(trajectories: Sequence[Trajectory]) -> list[Scores]:
 
 
 def repetition(questions: Sequence[str]) -> list[float]:
-  """Returns the share of the questions that are like each one: R-Zero, eq. 5.
+  """Returns for each question the fraction of all that are similar to it.
 
   Questions are clustered by 1 - BLEU, with average linkage.
+
+  Source: R-Zero, eq. 5.
   """
   if len(questions) < 2:
     return [1 / max(len(questions), 1)] * len(questions)

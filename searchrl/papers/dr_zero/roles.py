@@ -9,7 +9,7 @@ SHARED = ('seed', 'allow_changes', 'data', 'world', 'search', 'plan')
 
 
 def role_config(config: Any, role: str) -> Any:
-  """Returns the config of a run: the role's part and the shared fields.
+  """Returns the config of a role's run: its part and the shared fields.
 
   Args:
     config: Config of self-play; see configs/drzero.py.

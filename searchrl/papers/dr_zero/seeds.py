@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds: the prompts of a proposer, drawn from a corpus without any question.
+"""Seeds: prompts of a proposer, each with a random document and hop count.
 
 Source: Dr. Zero, arXiv:2601.07055. Its code shuffles Wikipedia, cuts each
 passage to 256 tokens and draws the hops at 4:3:2:1. Here the random seed also
@@ -20,7 +20,9 @@ from searchrl.trajectory import Passage, Question
 def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
          hops: Sequence[float], seed: int, tokens: int = 256,
          documents: bool = True, name: str = 'seed') -> list[Question]:
-  """Draws seeds from a shuffled corpus, which is shuffled again at its end.
+  """Draws seeds from a corpus in random order.
+
+  After its last passage, the corpus is shuffled again.
 
   Args:
     corpus: Passages, as an indexable object with a length.
@@ -29,7 +31,7 @@ def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
     count: Number of seeds to draw.
     hops: Shares of seeds that ask for 1, 2, ... hops.
     seed: Random seed of the orders and of the hops.
-    tokens: Most tokens of a document. Longer ones are cut.
+    tokens: Maximum number of tokens of a document. Longer ones are cut.
     documents: False leaves the documents out. Then all seeds with the same
       number of hops have the same text.
     name: Prefix of the uids.

@@ -5,7 +5,8 @@
 Source: Dr. Zero, arXiv:2601.07055. Of five samples of a prompt, its code keeps
 the one with the best format score, and the first 50 words of its question. Here
 a proposal is dropped if it is ill-formed, ungrounded, too long or a duplicate,
-or if it reveals its answer. It is neither cut nor kept without an answer.
+or if it reveals its answer. A question is never cut, and none is kept without
+an answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,8 @@ class Selected:
 
   Attributes:
     kept: Trajectories whose proposals become questions, in order.
-    dropped: The best sample of every other seed, with one of REASONS.
+    dropped: The best sample of every other seed, with the reason, one of
+      REASONS.
   """
 
   kept: list[Trajectory]
@@ -38,7 +40,7 @@ class Selected:
 
 
 def best(samples: Sequence[Trajectory]) -> Trajectory:
-  """Returns the first of the samples that have the highest format score."""
+  """Returns the first sample that has the highest format score."""
   return max(samples, key=lambda t: proposals.form(t).score)
 
 
@@ -68,7 +70,10 @@ def select(groups: Iterable[Sequence[Trajectory]],
 
 
 def against(trajectory: Trajectory) -> str:
-  """Returns the reason to drop a proposal, looking only at it; '' if none."""
+  """Returns the reason to drop a proposal, or ''.
+
+  It looks only at this proposal, and does not compare it to others.
+  """
   proposal = proposals.read(trajectory)
   if not proposal.question or not proposal.answer:
     return ILL_FORMED
@@ -78,15 +83,15 @@ def against(trajectory: Trajectory) -> str:
 
 
 def checked(selected: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
-  """Keeps questions that are answered with their evidence, but never without.
+  """Keeps questions that are answered with their evidence, not without it.
 
   Args:
     selected: Selection from `select`.
     tried: Numbers of right answers, with evidence and without, for each kept
       proposal.
 
-  Source: the check in a public fork of Dr. Zero's code, which asks for at least
-  one right answer of three with the evidence, and for none of three without.
+  Source: the check in a public fork of Dr. Zero's code. It requires at least
+  one right answer of three with the evidence, and none of three without.
   """
   kept, dropped = [], list(selected.dropped)
   for t, (with_evidence, without) in zip(selected.kept, tried, strict=True):
@@ -117,7 +122,7 @@ def evidence(trajectory: Trajectory, write: Callable[[int, Passage], str]
 
 
 def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
-  """Returns a record of a file of questions, with the question's origin.
+  """Returns a line of a file of questions, with the question's origin.
 
   Args:
     trajectory: Trajectory of a kept proposal.
@@ -141,9 +146,9 @@ def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
 def others(answers: Sequence[str], seed: int) -> list[str]:
   """Returns the answers reordered, so that no question keeps its own answer.
 
-  An equal answer of another question counts as its own, because a solver would
+  No question gets an answer that is equal to its own, because a solver would
   learn from the few answers that stayed right. If more than half of the answers
-  are equal, some questions must keep theirs.
+  are equal, some questions must keep their answer.
 
   Args:
     answers: Answers, in the order of the questions.
@@ -163,7 +168,7 @@ def others(answers: Sequence[str], seed: int) -> list[str]:
 
 
 def distinct_bigrams(texts: Sequence[str]) -> float:
-  """Returns the share of distinct pairs of adjacent words; 0 without pairs.
+  """Returns the fraction of distinct pairs of adjacent words; 0 if none.
 
   Source: distinct-2 of Li et al. 2016, arXiv:1510.03055.
   """
@@ -173,7 +178,7 @@ def distinct_bigrams(texts: Sequence[str]) -> float:
 
 
 def diversity(kept: Sequence[Trajectory]) -> Mapping[str, float]:
-  """Returns shares of distinct texts among proposals that have a question."""
+  """Returns fractions of distinct texts among proposals with a question."""
   readable = [p for p in map(proposals.read, kept) if p.question]
   questions = [rewards.normalise(p.question) for p in readable]
   answers = [rewards.normalise(p.answer) for p in readable]

@@ -42,7 +42,7 @@ def run(config, workdir: str) -> None:
   Args:
     config: Config of self-play; see configs/drzero.py.
     workdir: Directory that gets iteration_N/{seeds.jsonl, proposer, proposals,
-      solver} for N from 1 on, examined/ and a summary.
+      solver} for N = 1, 2, ..., examined/ and a summary.
 
   Raises:
     ValueError, FileNotFoundError: The config cannot be run, or the proposer
@@ -63,12 +63,12 @@ def run(config, workdir: str) -> None:
 
 
 def trainings(config) -> dict[str, Any]:
-  """Returns the config of each training by its role; read by `jobs.plan`."""
+  """Returns the config of each training by its role, for `jobs.plan`."""
   return {role: roles.role_config(config, role) for role in roles.ROLES}
 
 
 def examples(config) -> dict[str, str]:
-  """Returns what a proposer is asked, by role; read by `jobs.show_prompt`."""
+  """Returns the text of a proposer's task by role, for `jobs.show_prompt`."""
   document = 'A title\nThe text of a passage.'
   return {'proposer': proposals.ask(
       document if config.selfplay.documents else '', 2)}
@@ -124,7 +124,10 @@ class _Iterations:
     job(config, str(self._of(number) / role))
 
   def _load(self, run: str) -> propose.Proposer:
-    """Loads a run's proposer, or the first for '', with the first solver."""
+    """Loads the proposer of a run, with the first solver.
+
+    If the run is '', it is the first proposer.
+    """
     return propose.load(self._phase('proposer', 1, ''), self._corpus, run)
 
   def _examine(self, proposer: propose.Proposer, folder: pathlib.Path) -> None:
@@ -154,7 +157,7 @@ class _Iterations:
     return config
 
   def _begins(self, role: str, number: int) -> str:
-    """Returns the run that a training continues; '' to start from a model."""
+    """Returns the run from which a training continues; '' for the model."""
     is_shared = self._config.selfplay.one_model
     if role == 'solver' and is_shared:
       return str(self._of(number) / 'proposer')
@@ -178,7 +181,10 @@ def _write_seeds(file: pathlib.Path, seeds: Any) -> None:
 
 
 def _corpus(config, folder: pathlib.Path) -> tuple[str, Any]:
-  """Returns the corpus's path and its passages; makes a world's without one."""
+  """Returns the path and the passages of the corpus.
+
+  If the config names none, that of a generated world is written.
+  """
   if config.search.corpus:
     return config.search.corpus, mapped_corpus.load(config.search.corpus)
   data = datasets.shared(lambda: build.train_set(config, folder))
@@ -186,7 +192,7 @@ def _corpus(config, folder: pathlib.Path) -> tuple[str, Any]:
 
 
 def _world(config) -> facts.World | None:
-  """Returns the generated world that knows all answers; None with a corpus."""
+  """Returns the generated world with all answers; None if there is a corpus."""
   if config.search.corpus:
     return None
   return build.world(config).make(config.data.world_seed, 'known')
@@ -213,7 +219,7 @@ def _check(config) -> None:
 
 
 def _check_role(config) -> None:
-  """Raises if a role cannot be trained.
+  """Raises an error if a role cannot be trained.
 
   Without this, mistakes in the second role's config would be found only after
   the first role was trained.

@@ -99,7 +99,7 @@ def _examined(folder: pathlib.Path, iterations: int) -> str:
 
 
 def _proposals(folder: pathlib.Path, iterations: int) -> str:
-  """Returns the table of seeds: how many became questions, and why not all."""
+  """Returns the table of seeds: how many became questions or were dropped."""
   rows = []
   for number in range(1, iterations + 1):
     report = _read(folder / f'iteration_{number}' / 'proposals' / 'report.json')

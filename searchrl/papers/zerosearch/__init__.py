@@ -1,8 +1,8 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""ZeroSearch, arXiv:2505.04588: a policy learns on documents that are written.
+"""ZeroSearch, arXiv:2505.04588: a policy learns with a simulated search engine.
 
-`simulated.py` is the engine, and the writers of its documents are beside it.
-Jobs collect data to tune a writer on, compare it with a real engine, and
-compute the cost of a run's searches.
+`simulated.py` is the engine. A writer, such as a language model, writes the
+documents that it finds. Jobs collect data to tune a writer, compare it with a
+real engine, and compute the cost of a run's searches.
 """

@@ -35,18 +35,19 @@ class Completions:
     urls: Complete addresses, such as
       'http://127.0.0.1:6001/v1/chat/completions'; at least one.
     model: Name of the model on the servers.
-    max_tokens: Largest number of tokens for all documents of a query.
+    max_tokens: Maximum number of tokens for all documents of a query.
     temperature: Sampling temperature.
     connections: Largest number of simultaneous requests.
     response_bytes: Largest size of a response; a longer one is an error.
     token_env: Name of the environment variable whose value is sent as a bearer
       token; '': none is sent.
-    wiring: The clock, sleep and warn of `transport.Transport`; for tests.
+    wiring: Arguments `clock`, `sleep` and `warn` of `transport.Transport`,
+      which tests replace.
     **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
     ValueError: An option is out of range, or the variable is not set.
-    TypeError: There is no such option.
+    TypeError: An option of `retries` is not a field of `RetryPolicy`.
   """
 
   def __init__(
@@ -73,7 +74,7 @@ class Completions:
 
   def __call__(
       self, tasks: Sequence[documents.Task]) -> list[str | SearchError]:
-    """Returns a text or a SearchError per task; tasks fail independently."""
+    """Returns a text or a SearchError for each task, one by one."""
     prompts = [self._prompts.of(task) for task in tasks]
     texts = iter(self._rehearsal.watch(self._texts, [
         (prompt, task.seed) for prompt, task in zip(prompts, tasks)
@@ -87,7 +88,7 @@ class Completions:
             **self._calls.pop()}
 
   def wait(self) -> None:
-    """Waits until a server answers, also to the largest load that has failed.
+    """Waits until a server answers, including the largest load that has failed.
 
     Raises:
       ConnectionError: No server answered within `pause_secs`, or one refuses.
@@ -96,7 +97,7 @@ class Completions:
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._texts))
 
   def _texts(self, prompts: list[tuple[str, int]]) -> list[str | SearchError]:
-    """Returns the text of every prompt and seed, from parallel requests."""
+    """Returns the texts for prompts and seeds, by parallel requests."""
     return [*self._threads.map(
         lambda prompt: self._ask(prompt[0], seed=prompt[1]), prompts)]
 

@@ -18,14 +18,14 @@ from searchrl.search.corpus import Corpus
 
 
 def oracle(corpus: Corpus, *, titled: bool = False) -> documents.Writer:
-  """Returns a writer of passages of a corpus whose titles name their subjects.
+  """Returns a writer that returns passages of a corpus.
 
   A useful text has the passages of the longest title that occurs in the query,
   followed by randomly drawn passages with other titles. A noisy text has only
   randomly drawn passages with other titles.
 
   Args:
-    corpus: The passages, all with titles.
+    corpus: The passages, all with titles that name their subjects.
     titled: Flag that makes the documents begin with their titles.
 
   Raises:

@@ -25,7 +25,7 @@ _TITLED = re.compile(r'"([^"]+)" (.+)')
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A request to a writer for the documents of one query."""
+  """A request to a writer: write the documents for one query."""
 
   query: Query
   useful: bool  # True: the documents should help; False: they are noise
@@ -93,13 +93,13 @@ def read(text: str, top_k: int) -> tuple[str, ...]:
 
 
 def write(passages: Sequence[tuple[str, str]]) -> str:
-  """Returns (title, text) pairs as a text for `read`; title '' means none."""
+  """Returns (title, text) pairs as a text for `read`; title '': no title."""
   texts = [f'"{title}" {text}' if title else text for title, text in passages]
   return '\n'.join(f'Doc {number}: {" ".join(text.split())}'
                    for number, text in enumerate(texts, start=1))
 
 
 def titled(text: str) -> tuple[str, str]:
-  """Returns (title, text) of a document; title '' if it has none in quotes."""
+  """Returns the (title, text) of a document; its title is '' without quotes."""
   match = _TITLED.fullmatch(text)
   return (match[1], match[2]) if match else ('', text)

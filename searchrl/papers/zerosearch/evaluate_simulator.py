@@ -68,7 +68,7 @@ def run(config, workdir: str) -> None:
 
 
 def _corpus(search: Any) -> Corpus | mapped_corpus.MappedCorpus | None:
-  """Loads the corpus of the real engine if the writer needs it; else None.
+  """Loads the corpus of the real engine if the writer needs it, else None.
 
   Raises:
     ValueError: The writer needs a corpus, but the config names none.
@@ -85,10 +85,10 @@ def _corpus(search: Any) -> Corpus | mapped_corpus.MappedCorpus | None:
 
 def _ask(search: SearchFn, pairs: Sequence[query_pairs.Pair], step: int
         ) -> tuple[list[Passages], dict[str, float]]:
-  """Returns the engine's passages per pair at a step, and its metrics.
+  """Returns the engine's passages for each pair, and its metrics.
 
   Raises:
-    ValueError: A query failed, so the engines cannot be compared.
+    ValueError: A query failed, so that the engines cannot be compared.
   """
   results = search([Query(pair.query, len(pair.passages), pair.question, step,
                           turn=pair.hop - 1) for pair in pairs])

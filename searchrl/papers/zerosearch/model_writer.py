@@ -1,6 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A second language model, which writes the documents of a search."""
+"""A writer that is a second language model beside the policy.
+
+It writes the documents that a simulated search engine returns.
+"""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -24,14 +27,16 @@ LoadModel = Callable[..., tuple[Sampler, transformer.Params]]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """Settings of the model of a writer, from search.options.
+  """Settings of the writer's language model, from search.options.
 
   Attributes:
     path: Hugging Face directory or hub id; '' is the tiny base model.
-    dialogue: Dialogue as 'module:function'. Its first turn is the text.
+    dialogue: Dialogue as 'module:function'. The model's first turn has the
+      documents.
     slots: Number of texts that are written at the same time.
-    max_prompt_tokens: Most tokens of a prompt. A longer one is a SearchError.
-    max_tokens: Most tokens of a text.
+    max_prompt_tokens: Maximum number of tokens of a prompt. A query with a
+      longer prompt gets a SearchError.
+    max_tokens: Maximum number of tokens of a text.
     temperature: Temperature of sampling; 0 is greedy.
     dtype: Data type of the weights and of the KV cache.
     attention: Attention of the engine, as in rollout.attention.
@@ -57,7 +62,7 @@ class Model:
 
 
 class ModelWriter:
-  """A `documents.Writer` with its own engine, and `pop`.
+  """A `documents.Writer` with its own engine, and a method `pop`.
 
   On CPUs, a text depends only on its task and the weights. It does not depend
   on the texts that are written at the same time, nor on when it is written.
@@ -68,8 +73,8 @@ class ModelWriter:
     **options: Fields of `Model`.
 
   Raises:
-    ValueError, FileNotFoundError: The model cannot be used or does not exist,
-      as `policy.second` says.
+    ValueError, FileNotFoundError: The model cannot be used or does not exist;
+      see `policy.second`.
   """
 
   def __init__(self, load_model: LoadModel, *,
@@ -88,7 +93,7 @@ class ModelWriter:
 
   def __call__(self, tasks: Sequence[documents.Task]
               ) -> list[str | SearchError]:
-    """Returns a text per task, or a SearchError if its prompt is not usable."""
+    """Returns a text for each task, or a SearchError for an unusable prompt."""
     requests = [self._request(task) for task in tasks]
     legal = [request for request in requests if isinstance(request, Request)]
     # There is one engine, but a search may make several calls at a time.
@@ -100,7 +105,7 @@ class ModelWriter:
               self._text(next(trajectories)) for request in requests]
 
   def pop(self) -> dict[str, float]:
-    """Returns `simulated/tokens`, the tokens sampled since the last call."""
+    """Returns the number of tokens sampled since the last call, as a metric."""
     return {'simulated/tokens': self._counts.pop()['tokens']}
 
   def _request(self, task: documents.Task) -> Request | SearchError:

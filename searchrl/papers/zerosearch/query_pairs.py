@@ -72,12 +72,13 @@ def split(pairs: Sequence[Pair], share: float, seed: int
          ) -> tuple[list[Pair], list[Pair]]:
   """Returns (training pairs, validation pairs), split by question.
 
-  All pairs of a question are on the same side.
+  All pairs of a question are on the same side. A question's side depends only
+  on the seed and the question's uid.
 
   Args:
     pairs: The pairs.
-    share: Expected share of the questions for validation, in [0, 1).
-    seed: Seed of the split. Otherwise it depends only on each question's uid.
+    share: Expected fraction of the questions for validation, in [0, 1).
+    seed: Seed of the split.
   """
   sides: tuple[list[Pair], list[Pair]] = [], []
   for pair in pairs:  # by another hash than in `questions.subset`
@@ -89,7 +90,7 @@ def split(pairs: Sequence[Pair], share: float, seed: int
 
 def example(pair: Pair, prompts: Prompts, *, titled: bool,
             chat: bool = False) -> dict[str, Any]:
-  """Returns a record for supervised fine-tuning on the documents alone.
+  """Returns a record for fine-tuning that trains only on the documents.
 
   Args:
     pair: The query and its passages.

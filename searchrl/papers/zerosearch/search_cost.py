@@ -81,11 +81,11 @@ def count(steps: Sequence[Mapping[str, float]]) -> Counts:
 
 def table(counts: Counts, *, thousand_queries: float, device_hour: float,
           devices: Sequence[int]) -> list[dict[str, Any]]:
-  """Returns rows with COLUMNS: a paid engine, then a model per device count.
+  """Returns rows with COLUMNS: a paid engine, then the model on some devices.
 
   A model keeps its devices for the whole run, as in the paper. If a model wrote
-  documents in the run, further rows give the cost for the time of writing
-  alone, when others use the devices in between.
+  documents in the run, further rows give the cost of only the time of writing,
+  if others use the devices in between.
 
   Args:
     counts: Counts of the run.

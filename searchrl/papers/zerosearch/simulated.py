@@ -5,9 +5,9 @@
 A config names it as 'searchrl.papers.zerosearch.simulated:make'.
 
 Source: ZeroSearch, arXiv:2505.04588, section 3. Its code looks up question and
-answer by the query's index among the rows that search. As soon as one row does
-not search, it uses the question and answer of a different row. Here each query
-carries its own question and answer.
+  answer by the query's index among the rows that search. Once a row does not
+  search, later queries get the question and answer of another row. Here each
+  query carries its own question and answer.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Curriculum:
 
     p(i) = start + (base^(i / steps) - 1) / (base - 1) (end - start)
 
-  From step `steps` on, the probability is `end`. The noise grows where start
-  is below end, falls where it is above, and is constant where both are equal.
-  With both at 0, there is no noise.
+  At step `steps` and later, the probability is `end`. The noise grows where
+  start is below end, falls where it is above, and is constant where both are
+  equal. With both at 0, there is no noise.
 
   Source: ZeroSearch, arXiv:2505.04588, eq. 1, where base is 4.
 
@@ -113,10 +113,10 @@ class Simulated:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Returns written passages for each query; none for a blank query.
+    """Returns written passages for each query, or none for a blank query.
 
     Raises:
-      ValueError: The writer returned another number of texts than queries.
+      ValueError: The writer did not return one text per query.
     """
     tasks = {place: self._task(query) for place, query in enumerate(queries)
              if query.text.strip() and query.top_k > 0}
@@ -136,7 +136,7 @@ class Simulated:
     """Returns the metrics since the last call: noise, malformed texts, cost.
 
     `simulated/noise` is the probability of noise at the latest step. The rates
-    are shares of the queries. `simulated/secs` is the time spent writing.
+    are fractions of the queries. `simulated/secs` is the time spent writing.
     """
     counts = self._counts.pop()
     queries = max(counts['queries'], 1)
@@ -177,7 +177,7 @@ class Simulated:
 
 
 def _deadline_secs(options: engines.Options, queries: int) -> float:
-  """Returns the seconds of all rounds of requests, each of one query."""
+  """Returns the seconds of all rounds of requests, with one query each."""
   if options.get('writer') != 'served':
     return 0.0
   connections = options.get('connections', completions.CONNECTIONS)
@@ -186,7 +186,7 @@ def _deadline_secs(options: engines.Options, queries: int) -> float:
 
 
 def _local_model(options: engines.Options) -> engines.LocalModel | None:
-  """Returns the size of the model that writes in this process, if one does."""
+  """Returns the size of the model that writes in this process, or None."""
   if options.get('writer') != 'model':
     return None
   names = [field.name for field in dataclasses.fields(model_writer.Model)]
@@ -214,7 +214,7 @@ def make(corpus: Corpus, *, seed: int, steps: int,
   """Builds a search whose documents a writer produces.
 
   Args:
-    corpus: Passages that the writer 'oracle' knows; None for the others.
+    corpus: Passages that the writer 'oracle' uses; None for other writers.
     seed: Seed of the run.
     steps: Number of steps of the run, for a curriculum without `steps`.
     load_model: Function that loads a second model in this process.
@@ -242,7 +242,7 @@ def make(corpus: Corpus, *, seed: int, steps: int,
 def _writer(name: str, corpus: Corpus,
             load_model: model_writer.LoadModel | None, titled: bool,
             options: dict[str, Any]) -> documents.Writer:
-  """Returns the writer of a name."""
+  """Returns the writer with a name."""
   if name == 'oracle':
     return document_oracle.oracle(corpus, titled=titled, **options)
   if name not in WRITERS:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts that ask a language model for documents, and published simulators.
 
-A model that was not tuned to simulate is asked with an example, in the form of
+The prompt of a model that was not tuned to simulate contains an example, as for
 ZeroSearch's prompted simulators, arXiv:2505.04588, section 3.3. The wording and
 the example are ours. Only the prompt for useful documents contains the question
 and its answer.
@@ -88,10 +88,10 @@ class Prompts:
   noisy: str
 
   def of(self, task: Task) -> str | SearchError:
-    """Returns the prompt of a task. Fields inside inserted text stay as is.
+    """Returns the prompt of a task.
 
-    It is a SearchError if the prompt uses the question's answer, but the
-    question has none.
+    A {field} inside inserted text is not replaced. The result is a SearchError
+    if the prompt uses the question's answer, but the question has none.
     """
     template = self.useful if task.useful else self.noisy
     question = task.query.question
@@ -149,7 +149,7 @@ def find(spec: Any) -> Prompts:
 
 
 def of_simulator(simulator: str, writer: str) -> dict[str, str]:
-  """Returns the options that the name of a simulator sets; none for ''.
+  """Returns the options that the name of a simulator sets; {} for ''.
 
   Raises:
     ValueError: There is no such simulator.

@@ -56,9 +56,9 @@ def report(compared: Sequence[Compared]) -> dict[str, Any]:
 
 
 def _answers(search: str, compared: Sequence[Compared]) -> dict[str, Any]:
-  """Returns a row with the shares of queries whose documents contain a gold.
+  """Returns a row: fractions of queries whose documents contain a gold answer.
 
-  The shares are None where there are no queries.
+  The fractions are None if there are no queries.
   """
   return {'search': search, 'n': len(compared)} | {
       name: _mean(any(rewards.cover_match(text, query.pair.question.answers)
@@ -72,12 +72,13 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _quality(compared: Sequence[Compared], name: str) -> dict[str, Any]:
-  """Returns a row that describes the form of the documents of a quality.
+  """Returns a row that describes the texts of one quality of documents.
 
-  well-formed: Share of texts that are lists of documents. The rest uses these.
+  well-formed: Fraction of texts that are lists of documents. Only these are
+    used for the other values.
   documents: Mean number of documents per list.
   words, and words, sd: Mean and standard deviation of a document's words.
-  repeated: Share of lists that contain a document twice.
+  repeated: Fraction of lists that contain a document twice.
   auc: Area under the ROC curve of a classifier that distinguishes these
     documents from the real ones for the same queries.
   """

@@ -13,7 +13,9 @@ from searchrl.trajectory import Passage
 
 
 def document(number: int, passage: Passage) -> str:
-  """Returns a passage as ZeroSearch writes it, with a title that is not in it.
+  """Returns a passage as ZeroSearch writes it.
+
+  The title is written before the text, unless the text contains it.
   """
   title = '' if passage.title in passage.text else f'{passage.title} '
   return f'Doc {number}: {neutralise(title + passage.text)}'

@@ -45,7 +45,7 @@ _MOST = 8  # default limit of the number of workers
 
 
 class Ranking:
-  """Ranks queries in this process and in workers; see this module's docstring.
+  """A ranker of queries, in this process and in workers; see this module.
 
   Args:
     postings: Postings of the index.

@@ -198,7 +198,7 @@ class Recipe:
 
 
 class Writer:
-  """Writes shards of a store; several processes may write different shards.
+  """A writer of a store's shards. Several processes may write different shards.
 
   Raises:
     ValueError: The folder has a store of another recipe.

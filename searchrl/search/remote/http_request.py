@@ -52,7 +52,7 @@ class Request:
 
 
 class Client:
-  """Sends requests and reuses their connections.
+  """A client that sends requests and reuses their connections.
 
   Args:
     response_bytes: Largest size of a response; a longer one is an error.
