@@ -13,12 +13,12 @@ The phases, each in a folder of runs/archive and each with a config of its own:
   all      RL with every tool from the tuned model, or another arm
   report   one page of the run (configs/report.py)
 
-A search shows the first sentence of a document, which has the number of a
-town's people. Facts are on the first page of the document (near) or on later
-ones (deep). Other questions ask for the sum or the difference of the people of
-two towns, or for the larger one. Demonstrations show every skill, but their
-agent opens documents, reads on and calculates only sometimes (habits), and else
-guesses. RL has to find out that tools pay.
+A search shows the first sentence of a document, which has the numbers of a
+town's people and houses. Facts are on the first page of the document (near) or
+on later ones (deep). Other questions ask for the sum or the difference of the
+two numbers. Demonstrations show every skill, but their agent opens documents,
+reads on and calculates only sometimes (habits). Else it guesses a name, or
+answers with the number of people. RL has to find out that tools pay.
 
 An arm changes the RL alone: without a tool, with random outputs of tools, or
 with tools of which a quarter of the calls fails. ARMS says what each changes.
@@ -88,7 +88,7 @@ def _converses(config: ml_collections.ConfigDict) -> None:
   config.search.options = dict(engine=dict(name='bm25'))
   config.rollout.max_length = 512
   config.rollout.budgets.update(
-      max_turns=7, max_new_tokens=64, max_prompt_tokens=64, top_k=1,
+      max_turns=6, max_new_tokens=48, max_prompt_tokens=64, top_k=1,
       passage_tokens=72)
 
 
@@ -100,11 +100,11 @@ def _data() -> ml_collections.ConfigDict:
   config.job = 'searchrl.jobs.archive_data:run'
   _converses(config)
   config.archive = dict(
-      towns=field(240, at_least=20),
+      towns=field(250, at_least=20),
       # Share of the towns that only test questions ask about.
       test_share=field(0.4, above=0, below=1),
-      train_per_kind=field(300, at_least=1),  # questions of each of five kinds
-      test_per_kind=field(100, at_least=1),
+      train_per_kind=field(140, at_least=1),  # questions of each of four kinds
+      test_per_kind=field(60, at_least=1),
       demonstrations=field(6000, at_least=1),
       # Probabilities that the demonstrations' agent uses a tool.
       habits=dict(opens=field(0.5, at_least=0, at_most=1),
@@ -116,10 +116,10 @@ def _data() -> ml_collections.ConfigDict:
 def _tune() -> ml_collections.ConfigDict:
   config = sft.get_config()
   del config.dialogue, config.data['demonstrations']
-  config.data.update(train=f'{_DATA}/demonstrations.jsonl',
-                     validation_share=0.04)
+  config.data.update(train=f'{_DATA}/demonstrations.jsonl', validation_share=0.0)
   config.train.update(epochs=1, validate_every=0)
-  config.optimizer.learning_rate = 6e-4
+  config.batch.documents = 16
+  config.optimizer.learning_rate = 1.5e-3  # digits are new to the tiny base
   return config
 
 
@@ -135,7 +135,7 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   config.data.evaluate = ','.join(
       f'{name}={_DATA}/test_{name}.jsonl' for name in SETS)
   config.evaluate.update(noise=False, decodings=('greedy',), every=0, limit=0,
-                         num_sets_during=0)
+                         num_sets_during=0, initial=arm in ('all', 'random'))
   config.train.num_steps = 40
   for name, value in ARMS[arm].items():
     config[name] = value

@@ -23,28 +23,28 @@ from searchrl.world import archive
 TOWNS = archive.towns(3, 30)
 
 
-def test_a_town_has_its_people_in_the_first_sentence():
+def test_a_town_has_its_numbers_in_the_first_sentence():
   assert archive.towns(3, 30) == TOWNS and archive.towns(4, 30) != TOWNS
   assert len({town.name for town in TOWNS}) == 30
   for town in TOWNS:
-    assert town.sentences[0] == f'{town.name} has {town.people} people.'
+    assert town.sentences[0] == (f'{town.name} has {town.people} people and '
+                                 f'{town.houses} houses.')
+    assert town.people > town.houses
     assert all(value not in town.sentences[0] for value in town.facts.values())
     for value in town.facts.values():
       assert sum(value in sentence for sentence in town.sentences) == 1
 
 
 @pytest.mark.parametrize('kind', archive.KINDS)
-def test_an_answer_follows_from_the_towns(kind):
+def test_an_answer_follows_from_the_town(kind):
   drawn = archive.problems(TOWNS, kind, np.random.default_rng(0))
   for problem in (next(drawn) for _ in range(30)):
-    a, b = (*problem.towns, problem.towns[0])[:2]
+    town = problem.town
     assert problem.answer == {
-        'fact': lambda: a.facts[problem.relation],
-        'sum': lambda: str(a.people + b.people),
-        'difference': lambda: str(a.people - b.people),
-        'compare': lambda: a.name if a.people > b.people else b.name}[kind]()
-    assert all(town.name in problem.wording for town in problem.towns)
-    assert kind != 'difference' or int(problem.answer) > 0
+        'fact': lambda: town.facts[problem.relation],
+        'sum': lambda: str(town.people + town.houses),
+        'difference': lambda: str(town.people - town.houses)}[kind]()
+    assert town.name in problem.wording
 
 
 def turns_of(problem, habits, tools=('search', 'open', 'calculate')):
@@ -55,11 +55,10 @@ def turns_of(problem, habits, tools=('search', 'open', 'calculate')):
     _, action = archive.act(problem, turns, habits, rng, tools)
     seen, is_error = '', False
     if action.is_search:
-      town = problem.towns[len(turns)]
-      assert action.texts[0].startswith(town.name)
-      seen = town.sentences[0]
+      assert not turns and action.texts[0].startswith(problem.town.name)
+      seen = problem.town.sentences[0]
     elif action.kind == 'open':
-      sentences = problem.towns[0].sentences[2 * page:2 * page + 2]
+      sentences = problem.town.sentences[2 * page:2 * page + 2]
       seen, page, is_error = ' '.join(sentences), page + 1, not sentences
     elif action.kind == 'calculate':
       seen = str(eval(action.texts[0]))  # pylint: disable=eval-used
@@ -75,9 +74,9 @@ def test_an_agent_that_uses_its_tools_is_right(kind):
     turns = turns_of(problem, archive.Habits(1, 1, 1))
     assert turns[-1].action == Action('answer', (problem.answer,))
     kinds = [turn.action.kind for turn in turns]
-    assert kinds.count('search') == len(problem.towns)
+    assert kinds.count('search') == 1
     assert ('open' in kinds) == (kind == 'fact')
-    assert ('calculate' in kinds) == (kind in ('sum', 'difference'))
+    assert ('calculate' in kinds) == (kind != 'fact')
 
 
 def test_an_agent_without_the_habits_guesses():
@@ -177,3 +176,10 @@ def test_every_arm_is_a_config():
     assert ('calculate' in phase.tools) == (arm != 'no_calculate')
     assert dataclasses.is_dataclass(toolbox.make(
         phase.tools, phase.tool_options.to_dict(), dialogues.SEARCH, None)[0])
+
+
+def test_more_questions_than_towns_are_refused(tmp_path):
+  config = configs_archive.get_config('phase=data').phases.data
+  config.archive.test_per_kind = 101
+  with pytest.raises(ValueError, match='test_per_kind must be at most .* 100,'):
+    archive_data.run(config, str(tmp_path))

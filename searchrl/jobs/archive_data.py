@@ -34,7 +34,7 @@ NEAR, DEEP = 'near', 'deep'  # a fact on the first page, or on a later one
 SETS = (NEAR, DEEP, *archive.KINDS[1:])
 _PER_ARCHIVE = 40  # towns and demonstrations of an archive that is shown
 _ARCHIVES = 10_000  # seeds of archives that are shown; runs have smaller ones
-_SHARES = (0.4, 0.2, 0.2, 0.2)  # share of each kind in the demonstrations
+_SHARES = (0.5, 0.25, 0.25)  # share of each kind in the demonstrations
 
 
 def run(config, workdir: str) -> None:
@@ -50,11 +50,13 @@ def run(config, workdir: str) -> None:
   workdirs.Workdir(folder, config).prepare()
   if not processes.is_first():
     return
-  model, options = policy.folder_of(config), config.archive
+  options = config.archive
+  split = round(options.test_share * options.towns)
+  _check_counts(options, split)
+  model = policy.folder_of(config)
   towns = archive.towns(config.seed, options.towns)
   corpus = _corpus(towns)
   page_of = _pages(config, model, corpus)
-  split = round(options.test_share * len(towns))
   jsonl.write(folder / 'corpus.jsonl', (
       {'id': p.id, 'title': p.title, 'text': p.text} for p in corpus))
   for name, part, count in (('train', towns[split:], options.train_per_kind),
@@ -71,6 +73,16 @@ def run(config, workdir: str) -> None:
   processes.say(
       f'{folder}: {len(corpus)} documents, questions of {len(SETS)} kinds, '
       f'{len(written)} demonstrations.', sys.stdout)
+
+
+def _check_counts(options, split: int) -> None:
+  """Raises where a kind has fewer questions than are wanted: one per town."""
+  for name, count in (('train', options.towns - split), ('test', split)):
+    if (wanted := options[f'{name}_per_kind']) > count:
+      raise ValueError(
+          f'archive.{name}_per_kind must be at most the number of towns that '
+          f'{name} questions ask about, {count}, but is {wanted}. Lower it, or '
+          'raise archive.towns.')
 
 
 def _corpus(towns: Sequence[archive.Town]) -> corpora.Corpus:
@@ -104,7 +116,7 @@ def _questions(towns: Sequence[archive.Town], count: int, seed: int, name: str,
     is_fact = kind in (NEAR, DEEP)
     for problem in archive.problems(towns, 'fact' if is_fact else kind, rng):
       if is_fact:
-        page = page_of(problem.towns[0], problem.answer)
+        page = page_of(problem.town, problem.answer)
         if (page == 1) != (kind == NEAR) or not page:
           continue  # a name that is cut by a page's end is on none
       drawn.setdefault(problem.wording, problem)
@@ -117,8 +129,7 @@ def _questions(towns: Sequence[archive.Town], count: int, seed: int, name: str,
 def _row(question: Question) -> dict[str, Any]:
   return {'id': question.uid, 'question': question.text,
           'golden_answers': list(question.answers),
-          'data_source': question.data_source,
-          'metadata': {'hops': question.hops}}
+          'data_source': question.data_source}
 
 
 def _demonstrate(config, model: Any) -> list[dict[str, Any]]:

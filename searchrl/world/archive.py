@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A generated archive: long documents about towns, and what only tools answer.
 
-A search shows the first sentence of a document, which has the number of the
-town's people. The other facts are further down, so a policy must open the
-document and read on. Questions about sums and differences of people need
-arithmetic that a small model cannot do.
+A search shows the first sentence of a document, which has the numbers of the
+town's people and houses. The other facts are further down, so a policy must
+open the document and read on. Questions about sums and differences of the two
+numbers need arithmetic that a small model cannot do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,10 @@ from searchrl.world import names
 from searchrl.world import text
 
 RELATIONS = {'mayor': 'person', 'river': 'river', 'founder': 'person'}
-KINDS = ('fact', 'sum', 'difference', 'compare')  # kinds of questions
+SIGNS = {'sum': '+', 'difference': '-'}
+KINDS = ('fact', *SIGNS)  # kinds of questions
+_ASKS = {'sum': 'How many people and houses has {} together?',
+         'difference': 'How many more people than houses has {}?'}
 _FILLERS = 4  # distractors of a document
 
 
@@ -29,8 +32,9 @@ class Town:
 
   name: str
   people: int
+  houses: int
   facts: Mapping[str, str]  # object of each relation
-  sentences: tuple[str, ...]  # the first has the number of people
+  sentences: tuple[str, ...]  # the first has the two numbers
 
   def passage(self, number: int) -> Passage:
     """Returns the document as a passage of a corpus."""
@@ -42,20 +46,17 @@ class Problem:
   """A question of the archive, and what it asks."""
 
   kind: str  # one of KINDS
-  towns: tuple[Town, ...]
+  town: Town
+  wording: str
   relation: str = ''  # relation of a fact
-  wording: str = ''
 
   @property
   def answer(self) -> str:
     """The right answer."""
-    first, *rest = self.towns
     if self.kind == 'fact':
-      return first.facts[self.relation]
-    if self.kind == 'compare':
-      return max(self.towns, key=lambda town: town.people).name
-    return str(first.people + rest[0].people if self.kind == 'sum'
-               else first.people - rest[0].people)
+      return self.town.facts[self.relation]
+    houses = self.town.houses if self.kind == 'sum' else -self.town.houses
+    return str(self.town.people + houses)
 
 
 def towns(seed: int, count: int) -> list[Town]:
@@ -71,7 +72,7 @@ def _town(name: str, drawn: Mapping[str, Sequence[str]],
           rng: np.random.Generator) -> Town:
   facts = {relation: str(rng.choice(drawn[kind]))
            for relation, kind in RELATIONS.items()}
-  people = int(rng.integers(101, 999))
+  people, houses = int(rng.integers(101, 999)), int(rng.integers(11, 99))
   sentences = [str(rng.choice(text.STATEMENTS[relation])).format(
       s=name, o=value) for relation, value in facts.items()]
   for form in rng.choice(text.DISTRACTORS['city'], _FILLERS, replace=False):
@@ -79,7 +80,8 @@ def _town(name: str, drawn: Mapping[str, Sequence[str]],
         s=name, city=rng.choice(drawn['city']), person=rng.choice(
             [x for x in drawn['person'] if x not in facts.values()])))
   rng.shuffle(sentences)
-  return Town(name, people, facts, (f'{name} has {people} people.', *(
+  first = f'{name} has {people} people and {houses} houses.'
+  return Town(name, people, houses, facts, (first, *(
       s[0].upper() + s[1:] for s in sentences)))
 
 
@@ -87,29 +89,19 @@ def problems(found: Sequence[Town], kind: str, rng: np.random.Generator
             ) -> Iterator[Problem]:
   """Yields random questions of a kind, without end; some occur twice."""
   while True:
-    chosen = tuple(found[i] for i in rng.choice(
-        len(found), 1 if kind == 'fact' else 2, replace=False))
-    if kind == 'fact':
-      relation = str(rng.choice([*RELATIONS]))
-      asked = f'{rng.choice(text.PHRASES[relation])} {chosen[0].name}'
-      wording = str(rng.choice(text.ASKS)).format(asked)
-      yield Problem(kind, chosen, relation, wording)
+    town = found[int(rng.integers(len(found)))]
+    if kind != 'fact':
+      yield Problem(kind, town, _ASKS[kind].format(town.name))
       continue
-    if chosen[0].people == chosen[1].people:
-      continue
-    if kind == 'difference' and chosen[0].people < chosen[1].people:
-      chosen = chosen[::-1]
-    a, b = (town.name for town in chosen)
-    yield Problem(kind, chosen, wording={
-        'sum': f'How many people have {a} and {b} together?',
-        'difference': f'How many more people has {a} than {b}?',
-        'compare': f'Which has more people, {a} or {b}?'}[kind])
+    relation = str(rng.choice([*RELATIONS]))
+    asked = f'{rng.choice(text.PHRASES[relation])} {town.name}'
+    yield Problem(kind, town, str(rng.choice(text.ASKS)).format(asked),
+                  relation)
 
 
 def question(problem: Problem, uid: str, source: str) -> Question:
   """Returns a problem as a question of the library."""
-  return Question(uid, problem.wording, (problem.answer,),
-                  hops=len(problem.towns), data_source=source)
+  return Question(uid, problem.wording, (problem.answer,), data_source=source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +113,7 @@ class Habits:
 
   opens: float = 0.5  # opens a document whose first sentence lacks the fact
   reads_on: float = 0.5  # reads the next page where one lacks it
-  calculates: float = 0.4  # calculates; else it guesses a number
+  calculates: float = 0.4  # calculates; else it answers with people
 
 
 def act(problem: Problem, turns: Sequence[Turn], habits: Habits,
@@ -136,38 +128,34 @@ def act(problem: Problem, turns: Sequence[Turn], habits: Habits,
     rng: Generator of the choices of this turn.
     tools: Names of the tools that the agent has.
   """
-  searched = [turn for turn in turns if turn.action.is_search]
-  if len(searched) < len(problem.towns):
-    town = problem.towns[len(searched)]
+  town = problem.town
+  if not turns:
     topic = problem.relation or 'people'
     return topic, Action('search', (f'{town.name} {topic}',))
   if problem.kind == 'fact':
     return _read(problem, turns, habits, rng, tools)
-  first, second = (town.people for town in problem.towns)
-  sign = '+' if problem.kind == 'sum' else '-'
-  thought = f'{first} {sign} {second}'
-  if problem.kind == 'compare':
-    return thought.replace('-', 'or'), Action('answer', (problem.answer,))
   if turns[-1].action.kind == 'calculate':
-    return problem.answer, Action('answer', (problem.answer,))
+    return 'result', Action('answer', (problem.answer,))
+  sign = SIGNS[problem.kind]
+  thought = f'people {sign} houses'
   if 'calculate' in tools and rng.random() < habits.calculates:
-    return thought, Action('calculate', (thought,))
-  guess = int(problem.answer) + int(rng.integers(-60, 60))
-  return thought, Action('answer', (str(max(guess, 1)),))
+    return thought, Action(
+        'calculate', (f'{town.people} {sign} {town.houses}',))
+  return thought, Action('answer', (str(town.people),))
 
 
 def _read(problem: Problem, turns: Sequence[Turn], habits: Habits,
           rng: np.random.Generator, tools: Sequence[str]
           ) -> tuple[str, Action]:
   """Opens the document, reads on, answers what is there, or guesses."""
-  town, answer = problem.towns[0], problem.answer
+  answer = problem.answer
   if any(answer in turn.observation for turn in turns):
     return f'{problem.relation} {answer}', Action('answer', (answer,))
   opened = turns[-1].action.kind == 'open'
   is_over = opened and turns[-1].is_tool_error
   goes_on = rng.random() < (habits.reads_on if opened else habits.opens)
   if 'open' in tools and goes_on and not is_over:
-    return f'{problem.relation}', Action('open', (town.name,))
+    return f'{problem.relation}', Action('open', (problem.town.name,))
   kind = RELATIONS[problem.relation]
   guess = next(names.names(rng, kind, 'fresh'))
   return problem.relation, Action('answer', (guess,))
