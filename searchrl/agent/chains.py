@@ -40,14 +40,14 @@ class Hop(NamedTuple):
   """One search that a question needs, and the answer that it must find."""
 
   query: str  # query in natural words
-  answer: str  # text that the passages have to hold
+  answer: str  # text that the passages must contain
 
 
 class Chain(NamedTuple):
   """The searches that lead to a question's answer, in their order."""
 
   hops: tuple[Hop, ...]
-  # First queries that should miss, with what they find; '': nothing of use.
+  # Poor first queries, each with the text that it finds; '': nothing useful.
   poor_queries: tuple[Hop, ...] = ()
 
 
@@ -99,7 +99,7 @@ class Script(NamedTuple):
 
   chain: Chain
   poor_query: str = ''  # '': the first query is that of the first hop
-  aside: str = ''  # what the poor query finds; '': nothing of use
+  aside: str = ''  # text that the poor query finds; '': nothing useful
 
 
 def script(question: Question, chain: Chain, others: Sequence[Chain], *,

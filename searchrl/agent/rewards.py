@@ -21,8 +21,8 @@ from searchrl.agent import formats
 from searchrl.texts import normalise
 from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
-# Questions, and how often each is tried -> the tries of a frozen solver at
-# each. A reward whose first parameter is `play` is given one.
+# Function from questions and a number of attempts to a frozen solver's attempts
+# at each. A reward whose first parameter is `play` gets such a function.
 Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
 

@@ -190,7 +190,7 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
 
 
 def in_tags(text: str) -> str:
-  """Returns a call without tags with tags, and any other turn unchanged."""
+  """Adds tags to a call without tags, and leaves other turns unchanged."""
   match = _BARE.fullmatch(tag_parser.without_turn_end(text))
   return f'{match[1]}<tool_call>{match[2]}</tool_call>' if match else text
 

@@ -54,7 +54,7 @@ class Form:
 
 
 def _decrypted(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a record of BrowseComp, whose question and answer are encrypted.
+  """Returns a record of BrowseComp with decrypted question and answer.
 
   The key is the SHA-256 of the record's canary. Each byte of a text, in base64,
   is XORed with the key's next byte, and the key repeats.

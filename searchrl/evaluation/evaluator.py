@@ -41,7 +41,7 @@ NAMED = {'em': 'exact match', 'subem': 'subEM', 'f1': 'F1'}  # in prints
 AGENT = 'agent'  # method of a policy that answers by itself
 COLUMNS = ('set', 'engine', 'decoding', 'hops', 'n', 'em', '95% interval',
            *scores_lib.NAMES[1:], 'search_errors')
-KEYS = COLUMNS[:4]  # columns that tell rows apart
+KEYS = COLUMNS[:4]  # columns that identify a row
 SHOWN = ('em', 'subem', 'f1', 'searches')  # scores that are metrics of a run
 ALL = 'all'  # value of `hops` in a row of a whole set
 TABLE, RECORDS = 'table.json', 'records'  # names in an evaluation's folder

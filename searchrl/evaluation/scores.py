@@ -123,7 +123,7 @@ def sample_statistics(scores: Sequence[Score], name: str = 'em'
 
 
 def _majority(group: Sequence[Score], name: str) -> float:
-  """Returns 1 if the most common answer is right; 0 if not, or without one."""
+  """Returns 1 if the most common answer is right, else 0."""
   answers = collections.Counter(score.answer for score in group if score.answer)
   if not answers:
     return 0.0

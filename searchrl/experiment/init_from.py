@@ -104,7 +104,7 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
 
 def _export(config, folder: pathlib.Path, sampler: Sampler,
             base: transformer.Params) -> None:
-  """Writes the other run's policy to the directory, and then a note of it."""
+  """Writes the other run's policy to the directory, and then a record of it."""
   run, step = policy.parse_run(config.train.init_from)
   step = processes.on_first('init step', lambda: policy.kept_step(
       run, step, 'train.init_from'))

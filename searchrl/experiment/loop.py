@@ -99,9 +99,9 @@ class StepResult:
 
 def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
            ) -> tuple[Any, Progress]:
-  """Returns the state and progress of the newest checkpoint, or fresh ones.
+  """Returns the state and progress of the newest checkpoint, or initial ones.
 
-  A fresh start is checkpointed, too.
+  The initial state is also saved as a checkpoint.
 
   Args:
     experiment: Experiment whose learner makes the state.

@@ -46,8 +46,8 @@ SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
 ROOM = 0.92  # usable share of the memory; the runtime needs the rest
 _MANY = 10**6  # updates, with which any warm-up ends
 _REMATS = ('', 'dots', 'nothing')  # the fastest first
-_SLOTS = 16, 256  # least and most slots per copy of the weights that are chosen
-_DOCUMENTS = 32  # least documents of a batch per row and device, to have two
+_SLOTS = 16, 256  # minimum and maximum slots per copy of the weights
+_DOCUMENTS = 32  # minimum documents per row and device for two rows
 # Bytes that a process needs besides its arrays; see benchmarks/speed.md.
 _PROCESS = 0.9 * GIB
 
@@ -55,9 +55,9 @@ _PROCESS = 0.9 * GIB
 class Update(NamedTuple):
   """Bytes per device of training; without training, those of the parameters."""
 
-  holds: dict[str, float]  # bytes held all the time, by what they are
+  holds: dict[str, float]  # bytes held all the time, by content
   bytes: float = 0  # further bytes during an update; 0: there is none
-  workspace: float = 0  # and bytes of cuDNN
+  workspace: float = 0  # further bytes of cuDNN's workspace
   compiled: bool = False  # whether `bytes` is from the compiler or an estimate
   # Bytes while a checkpoint is written beside the next rollouts, on a CPU host.
   saving: float = 0

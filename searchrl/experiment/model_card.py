@@ -38,7 +38,7 @@ def write(model: pathlib.Path, run: pathlib.Path, step: int) -> None:
 
 
 def _limits(config: dict[str, Any]) -> list[str]:
-  """Returns lines about the limits of what the scores show."""
+  """Returns lines about the limits of the scores."""
   data = config.get('data', {})
   lines = ['The scores are of the questions, the search engine and the budgets '
            'above, and of', 'one seed. With others they may be lower. Answers '

@@ -54,9 +54,9 @@ _SHIPPED = dict(encoder='tiny_e5', backend='scann')
 _ROOM = 64  # tokens by which a later question may be longer
 _SAMPLE = 500  # passages that are measured
 _UNKNOWN = 128  # tokens of a question or passage that cannot be measured
-_MOST_PASSAGE = 512  # most tokens of a passage
-_MOST_ON_CPU, _MOST = 2048, 4096  # most tokens of a conversation
-_ROW = 1024  # least tokens of a row, in which several conversations fit
+_MOST_PASSAGE = 512  # maximum tokens of a passage
+_MOST_ON_CPU, _MOST = 2048, 4096  # maximum tokens of a conversation
+_ROW = 1024  # minimum tokens of a row, in which several conversations fit
 _SMALL = 10**9  # parameters of a model that is tuned at a high rate
 
 

@@ -20,7 +20,7 @@ from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
 
 PAGE = 128  # tokens per page of the KV cache
-_TILES = 64 * 128  # most tokens of a prefill
+_TILES = 64 * 128  # maximum tokens of a prefill
 
 
 @dataclasses.dataclass(frozen=True)

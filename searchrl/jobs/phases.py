@@ -24,7 +24,7 @@ _OURS = f'{_TRAIN}, searchrl.jobs.finetune:run and others'
 
 
 def run(config, workdir: str) -> None:
-  """Runs the phases in their order; the same call resumes a stopped one.
+  """Runs the phases in their order; the same call resumes a stopped run.
 
   Args:
     config: Config with `order`, the names of the phases to run, and `phases`,

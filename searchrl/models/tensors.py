@@ -130,7 +130,7 @@ class Folder:
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a model: those that its index names, if it has one."""
+  """Returns the files of a model; with an index, the files that it names."""
   if (path / 'model.safetensors').is_file():
     return [path / 'model.safetensors']
   if not (path / INDEX).is_file():

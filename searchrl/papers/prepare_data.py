@@ -62,7 +62,7 @@ def run(config, workdir: str) -> None:
     workdir: Directory of the files and of prepared.json.
 
   Raises:
-    FileNotFoundError: A file is in neither the folder nor the hub.
+    FileNotFoundError: A file is neither in the folder nor in the hub.
     ValueError: A file is damaged or has another number of rows.
   """
   config_checks.check(config)

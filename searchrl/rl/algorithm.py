@@ -100,7 +100,7 @@ class Algorithm:
   # 'old_logprobs' if `advantages` reads them.
   needs: frozenset[str] = frozenset()
   level: Literal['token', 'sequence'] = 'token'  # unit that has one ratio
-  min_group_size: int = 1  # samples per question; fewer teach nothing
+  min_group_size: int = 1  # minimum samples per question to learn
   one_update: bool = False  # True without a ratio: one optimiser step per batch
   # True if a row whose advantages are all 0, or that is not in the loss, has no
   # gradient. The learner then leaves such rows out of the networks' passes.

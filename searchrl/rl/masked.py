@@ -74,7 +74,7 @@ def row_mean(
 
 
 def check_shapes(**arrays: Array) -> None:
-  """Raises unless all arrays have the first one's shape and masks are boolean.
+  """Raises a ValueError if shapes differ or a mask is not boolean.
 
   Shapes and dtypes are static, so this works while JAX traces.
 

@@ -50,7 +50,7 @@ class Choice:
   row_ids: tuple[int, ...]  # numbers that its randomness is folded from
   draw: sampling.Draw = sampling.Draw()
   stops: tuple[bytes, ...] = ()  # non-empty stop strings; not in the text
-  # True: no bit of it depends on the choices beside it. It is slower.
+  # True: its bits do not depend on other choices. This is slower.
   alike: bool = False
 
 

@@ -148,7 +148,7 @@ def repeated_id(path: pathlib.Path, uid: str, first: int, second: int
 
 
 def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
-  """Writes {"id", "contents"} lines, which `read` can read; without scores.
+  """Writes passages as {"id", "contents"} lines, without their scores.
 
   Raises:
     ValueError: Two passages have the same id, there is no passage, or a title

@@ -59,7 +59,7 @@ class HttpOptions:
   token: str = dataclasses.field(default='', repr=False)  # '': none is needed
   deadline_secs: float = 30.0
   idle_secs: float = 60.0
-  connections: int = 1024  # that have a request under way; one more gets 503
+  connections: int = 1024  # with a request in progress; one more gets 503
 
   def __post_init__(self):
     check_positive(self, zero=('port',))

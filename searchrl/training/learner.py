@@ -106,7 +106,7 @@ class Learner:
   def with_lr_scale(self, factor: float) -> Learner:
     """Returns the same learner with its learning rates times `factor`.
 
-    The state of one is valid for the other.
+    A state of either learner is valid for the other.
     """
     if factor == 1:
       return self

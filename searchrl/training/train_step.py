@@ -272,7 +272,7 @@ class TrainStep:
 
   @property
   def _mixed(self) -> Callable[..., Array]:
-    """Function that computes experts."""
+    """Function that computes the experts of each token; see `experts.mixed`."""
     if self.mesh.size == 1 or self._sums_need_order:
       return experts.mixed
     return experts.sharded(functools.partial(meshes.sharding, self.mesh))

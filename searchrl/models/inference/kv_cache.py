@@ -62,7 +62,7 @@ class Layout:
   slots: int  # number of slots on a device
   block: int  # tokens per block or page
   has_pages: bool  # whether the host assigns pages; else each slot has its room
-  any_rows: bool  # whether `attend` takes single tokens of any slots, unordered
+  any_rows: bool  # whether `attend` takes single tokens of slots in any order
   axes: Layer  # logical axes of a layer's arrays
   empty: Callable[[TransformerConfig, int, Any], Layer]
   attend: Callable[..., tuple[Float[Array, 'n T H d'], Layer]]

@@ -86,7 +86,7 @@ def unstacked(params: Params, dtype: Any) -> Params:
 
 
 def unstacked_axes(axes: dict[str, Any], layers: int) -> dict[str, Any]:
-  """Returns the logical axes of `unstacked` params, given stacked ones."""
+  """Returns the logical axes of `unstacked` params, given stacked axes."""
   return {**axes, 'layers': (transformer.layer_axes(axes),) * layers}
 
 

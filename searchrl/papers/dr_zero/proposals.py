@@ -56,8 +56,8 @@ class Form:
 
   gate: float  # 1 if the proposal passes the gate; if 0, the score is 0
   think: float  # share of turns that begin with a thought
-  tool: float  # searches made, relative to the hops asked for
-  grounding: float  # 1 for a short answer that occurs in what was read
+  tool: float  # searches made, relative to the requested hops
+  grounding: float  # 1 for a short answer that occurs in the text read
 
   @property
   def score(self) -> float:

@@ -35,7 +35,7 @@ Oracle = Callable[[Question], Truth]
 
 def rows(judged: Sequence[Trajectory], oracle: Oracle | None = None
         ) -> list[dict[str, Any]]:
-  """Returns a row of COLUMNS per requested hop count, and one for all of them.
+  """Returns a row of COLUMNS per requested hop count, and a row for all.
 
   Values are means over all proposals. The difficulty is 0 for proposals that
   the solver did not try. Some columns are means over fewer proposals: `leaking`

@@ -80,7 +80,7 @@ def run(config, workdir: str) -> None:
 
 def _worlds(config, folder: pathlib.Path, admit: questions_lib.Admit
            ) -> list[datasets.Dataset]:
-  """Returns a data set per generated world, or the one of the given files."""
+  """Returns a data set per generated world, or one of the given files."""
   seed, worlds = config.data.world_seed, []
   for number in range(1 if config.data.train else config.collect.worlds):
     config.data.world_seed = seed + number

@@ -31,7 +31,7 @@ from searchrl.runtime import atomic_files
 DTYPES = {'float32': np.float32, 'float16': np.float16,
           'bfloat16': ml_dtypes.bfloat16, 'int8': np.int8}
 _FORMAT = 1
-_CHUNK = 4096  # most rows per chunk, the smallest unit of a read
+_CHUNK = 4096  # maximum rows per chunk, the smallest unit of a read
 _REBUILD = 'Build the index again; finished shards are kept.'
 
 

@@ -91,7 +91,10 @@ class _Server:
     return urllib.parse.urlsplit(self.url).netloc
 
   def settle(self, number: int, newest: int, *, failed: bool) -> None:
-    """Records an outcome; ignores failures that began before the last one."""
+    """Records an outcome.
+
+    Ignores a failure of a request that began before the last outcome.
+    """
     self.busy -= 1
     if not failed:
       self.failures, self.open_until, self.settled = 0, None, newest
@@ -103,7 +106,7 @@ class Transport:
   """Calls to any of several servers that give the same answers.
 
   Attributes:
-    clock: Clock that deadlines are measured by, in seconds.
+    clock: Clock of the deadlines, in seconds.
     headers: Headers of every request.
     try_secs: Seconds that one try may take.
 
