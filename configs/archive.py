@@ -17,8 +17,8 @@ A search shows the first sentence of a document, which has the numbers of a
 town's people and houses. Facts are on the first page of the document (near) or
 on later ones (deep). Other questions ask for the sum or the difference of the
 two numbers. Demonstrations show every skill, but their agent opens documents,
-reads on and calculates only sometimes (habits). Else it guesses a name, or
-answers with the number of people. RL has to find out that tools pay.
+reads on and calculates only sometimes (habits), and else guesses. RL has to
+find out that tools pay.
 
 An arm changes the RL alone: without a tool, with random outputs of tools, or
 with tools of which a quarter of the calls fails. ARMS says what each changes.
