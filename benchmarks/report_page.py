@@ -95,8 +95,10 @@ def measure(browser: webdriver.Chrome, page: pathlib.Path, loads: int) -> None:
 def photograph(browser: webdriver.Chrome, page: pathlib.Path,
                folder: pathlib.Path) -> None:
   """Writes report_{top,trajectory,phone}.png; the phone is dark."""
+  browser.set_window_size(1300, 1240)  # a story of four hops
   open_page(browser, page.resolve().as_uri())
   browser.save_screenshot(str(folder / 'report_top.png'))
+  browser.set_window_size(1300, 900)
   last = browser.find_elements(By.CSS_SELECTOR, '#list .row')[2]
   last.click()
   until(browser, "return document.querySelectorAll('.policy .t').length")

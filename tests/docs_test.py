@@ -468,3 +468,11 @@ def test_metrics_that_are_written_are_described():
           written if goes_on else f'{written}/') for name in names), (
               f'{file.name} writes {written}: describe it in docs/metrics.md.')
   assert count > 50
+
+
+@pytest.mark.parametrize('page', sorted(
+    file.name for file in ROOT.glob('docs/gallery/*')))
+def test_a_page_of_the_gallery_is_small_and_loads_nothing(page):
+  assert f'gallery/{page}' in links(read('docs/gallery.md'))
+  text = read(f'docs/gallery/{page}')
+  assert "default-src 'none'" in text and len(text) < 400_000

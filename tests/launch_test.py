@@ -130,8 +130,11 @@ def test_exit_codes_that_the_scripts_go_by_are_ours():
 def test_skypilots_task_runs_the_hosts_script(tmp_path):
   yaml = pytest.importorskip('yaml')
   task = yaml.safe_load(read('skypilot.yaml'))
-  assert task['file_mounts']['/runs']['name'] == '${BUCKET}'
-  assert '--workdir=/runs/' in task['envs']['FLAGS']
+  assert '--workdir=s3://' in task['envs']['FLAGS']
+  assert 's3' in task['envs']['EXTRAS'].split(',')
+  setup = (ROOT / 'setup.py').read_text('utf-8')
+  for extra in task['envs']['EXTRAS'].split(','):
+    assert f"'{extra}': " in setup
   for part in ('setup', 'run'):
     subprocess.run(['bash', '-n', '-c', task[part]], check=True)
   (tmp_path / 'searchrl' / 'bin').mkdir(parents=True)

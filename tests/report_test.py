@@ -176,6 +176,18 @@ def test_runs_of_several_seeds_share_a_curve(tmp_path, tokenizer):
   assert 'mine/seed_0 and 1 more seeds' in rendered(found)
 
 
+@pytest.mark.parametrize('phase, curves', [('tune', 1), ('other', 2)])
+def test_seeds_may_start_from_phases_of_their_own(
+    tmp_path, tokenizer, phase, curves):
+  for seed in (0, 1):
+    folder = tmp_path / 'mine' / f'seed_{seed}'
+    write_run(folder / 'grpo', tokenizer, seed=seed)
+    config = json.loads((folder / 'grpo' / 'config.json').read_text())
+    config['model']['path'] = str(folder / (phase if seed else 'tune'))
+    (folder / 'grpo' / 'config.json').write_text(json.dumps(config))
+  assert len(plots.groups(reading.runs([str(tmp_path / 'mine')]))) == curves
+
+
 def test_the_story_is_a_question_that_training_made_right(tmp_path, tokenizer):
   """One of three questions of 2 hops is wrong before and right after."""
   write_run(tmp_path / 'mine', tokenizer)

@@ -175,7 +175,7 @@ def test_a_job_works_in_the_local_folder_and_pushes_at_its_end(scratch):
 def _bucket(monkeypatch):
   """Starts a server of S3's protocol with an empty bucket."""
   server = pytest.importorskip(
-      'moto.server', reason="needs pip install 'moto[s3]' flask flask-cors s3fs")
+      'moto.server', reason="needs pip install '.[dev]'")
   pytest.importorskip('s3fs')
   thread = server.ThreadedMotoServer('127.0.0.1', port=0)
   thread.start()

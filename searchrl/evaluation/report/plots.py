@@ -190,8 +190,10 @@ def _svg(draw, title: str, unit: str, size: tuple[float, float]
     axes.grid(axis='x', visible=False)
     file = io.StringIO()
     figure.savefig(file, format='svg', transparent=True,
-                   metadata={'Date': None})
+                   metadata=dict.fromkeys(('Creator', 'Date', 'Format', 'Type')))
   text = file.getvalue()[file.getvalue().index('<svg'):]
+  text = re.sub(r'font-family: [^;]*; ', '', text)  # the page's font
+  text = re.sub(r'(\d\.\d\d)\d+', r'\1', text)  # finer than a pixel
   for name, color in _INK.items():
     text = text.replace(color, f'var({name})')
   for n, color in enumerate(_LINES):

@@ -9,6 +9,7 @@ import functools
 import gzip
 import json
 import pathlib
+import re
 from typing import Any
 
 from searchrl.evaluation import evaluator
@@ -33,8 +34,12 @@ class Run:
 
   @property
   def family(self) -> str:
-    """A key that is equal for runs that differ only in their seeds."""
-    return json.dumps(dict(self.config, seed=None), sort_keys=True)
+    """A key that is equal for runs that differ only in their seeds.
+
+    Paths to phases of a run, such as seed_1/tune/model, may differ, too.
+    """
+    key = json.dumps(dict(self.config, seed=None), sort_keys=True)
+    return re.sub(r'\bseed_?\d+/', '', key)
 
   @functools.cached_property
   def steps(self) -> list[Mapping[str, float]]:
