@@ -23,6 +23,7 @@ from searchrl.evaluation import scores
 from searchrl.experiment.rules import field, seed, tracked
 from searchrl.models import attention
 from searchrl.models.inference import layouts
+from searchrl.rollouts import context_rules
 from searchrl.runtime import alerts
 
 DTYPES = ('float32', 'bfloat16')
@@ -162,6 +163,11 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
           # Most tokens per passage; longer ones are cut.
           passage_tokens=field(96, at_least=1),
           top_k=field(2, at_least=1),  # number of passages per search
+          # Rule for a conversation whose max_length is reached: it stops, or
+          # goes on in a new context (docs/tools.md).
+          when_full=field('stop', one_of=context_rules.RULES),
+          # Most contexts per conversation, unless when_full is stop.
+          max_contexts=field(4, at_least=2),
       ),
   )
   config.algorithm = dict(

@@ -9,8 +9,9 @@ the environment (an observation). Nothing here decodes or encodes tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any, Literal
 
 import jax
@@ -136,8 +137,10 @@ class Tool:
 class Action:
   """The action that is parsed from a turn's sampled text."""
 
-  kind: str  # 'answer', 'invalid', or the name of the tool that is called
-  # Queries of a search, the single answer, or the text of a call; stripped.
+  # 'answer', 'invalid', 'summary', or the name of the tool that is called.
+  kind: str
+  # Queries of a search, the single answer, or the text of a call or summary;
+  # stripped.
   texts: tuple[str, ...] = ()
   arguments: Mapping[str, Any] = dataclasses.field(  # arguments of a tool's call
       default_factory=dict, hash=False)
@@ -145,7 +148,7 @@ class Action:
   @property
   def is_call(self) -> bool:
     """True for a call of a tool, searches included."""
-    return self.kind not in ('answer', 'invalid')
+    return self.kind not in ('answer', 'invalid', 'summary')
 
   @property
   def is_search(self) -> bool:
@@ -173,6 +176,11 @@ class Turn:
   # Action tokens, decoded without special tokens, up to the first stop string.
   text: str = ''
   observation: str = ''  # observation tokens, decoded without special tokens
+  # Only after a context was full; see `rollouts.context_rules`. Tokens that the
+  # policy read before this action in place of the last turn's observation.
+  lead_tokens: tuple[int, ...] = ()
+  lead: str = ''  # lead tokens, decoded without special tokens
+  opens_context: bool = False  # True: they also replace all that was before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,27 +211,59 @@ class Trajectory:
 
   @property
   def tokens(self) -> tuple[int, ...]:
-    """Token ids of the prompt, then of each turn's action and observation."""
-    return sum((turn.action_tokens + turn.observation_tokens
-                for turn in self.turns), self.prompt_tokens)
+    """Token ids of each context: prompt, then actions and observations."""
+    return tuple(itertools.chain.from_iterable(
+        tokens for tokens, _ in self._pieces()))
 
   @property
   def loss_mask(self) -> tuple[bool, ...]:
     """True where the policy sampled the token; aligned with `tokens`."""
-    mask: tuple[bool, ...] = (False,) * len(self.prompt_tokens)
-    for turn in self.turns:
-      mask += (True,) * len(turn.action_tokens)
-      mask += (False,) * len(turn.observation_tokens)
-    return mask
+    return tuple(itertools.chain.from_iterable(
+        (logprobs is not None,) * len(tokens)
+        for tokens, logprobs in self._pieces()))
 
   @property
   def behavior_logprobs(self) -> tuple[float, ...]:
     """Log-probs in nats at sampled tokens, 0 elsewhere; along `tokens`."""
-    logprobs = (0.0,) * len(self.prompt_tokens)
+    return tuple(itertools.chain.from_iterable(
+        (0.0,) * len(tokens) if logprobs is None else logprobs
+        for tokens, logprobs in self._pieces()))
+
+  def _pieces(self) -> Iterator[tuple[
+      tuple[int, ...], tuple[float, ...] | None]]:
+    """Yields tokens in order, with log-probs if the policy sampled them."""
+    unread = self.prompt_tokens
     for turn in self.turns:
-      logprobs += turn.action_logprobs
-      logprobs += (0.0,) * len(turn.observation_tokens)
-    return logprobs
+      yield turn.lead_tokens or unread, None
+      yield turn.action_tokens, turn.action_logprobs
+      unread = turn.observation_tokens
+    yield unread, None
+
+  @property
+  def contexts(self) -> tuple[Trajectory, ...]:
+    """Each context as a trajectory of its own, which starts with all it reads.
+
+    There is one, unless a full context was followed by another. Each has the
+    question, the rewards and the end of the whole trajectory.
+    """
+    if not any(turn.lead_tokens for turn in self.turns):
+      return (self,)
+    prompts, parts = [(self.prompt_tokens, self.prompt)], [list[Turn]()]
+    for turn in self.turns:
+      if turn.lead_tokens and parts[-1]:  # the observation was not read there
+        parts[-1][-1] = dataclasses.replace(
+            parts[-1][-1],
+            observation_tokens=() if turn.opens_context else turn.lead_tokens,
+            observation='' if turn.opens_context else turn.lead)
+      if turn.opens_context:
+        prompts.append((turn.lead_tokens, turn.lead))
+        parts.append([])
+      parts[-1].append(dataclasses.replace(
+          turn, lead_tokens=(), lead='', opens_context=False))
+    return tuple(
+        dataclasses.replace(self, prompt_tokens=tokens, prompt=text,
+                            turns=tuple(turns), turn_rewards=None)
+        for (tokens, text), turns in zip(prompts, parts))
 
   @property
   def is_void(self) -> bool:
@@ -254,35 +294,6 @@ class Scores:
   # Reward of each turn, for algorithms that read it; a turn may have None. None
   # in place of them all: config.turn_reward.
   turns: Sequence[float | None] | None = None
-
-
-def to_json(trajectory: Trajectory) -> dict[str, Any]:
-  """Returns a plain dict that `from_json` reads back without loss."""
-  return dataclasses.asdict(trajectory)
-
-
-def from_json(record: dict[str, Any]) -> Trajectory:
-  """Returns the trajectory of a `to_json` record, also one read from JSON text.
-
-  Fields that an older record lacks get their defaults.
-  """
-  question = dict(record['question'])
-  question['answers'] = tuple(question['answers'])
-  turns = tuple(
-      Turn(**turn | {
-          'action_tokens': tuple(turn['action_tokens']),
-          'action_logprobs': tuple(turn['action_logprobs']),
-          'action': Action(**turn['action'] | {
-              'texts': tuple(turn['action']['texts'])}),
-          'observation_tokens': tuple(turn['observation_tokens']),
-          'passages': tuple(Passage(**p) for p in turn['passages'])})
-      for turn in record['turns'])
-  error, turn_rewards = record.get('search_error'), record.get('turn_rewards')
-  return Trajectory(**record | {
-      'turn_rewards': None if turn_rewards is None else tuple(turn_rewards),
-      'search_error': SearchError(**error) if error else None,
-      'question': Question(**question),
-      'prompt_tokens': tuple(record['prompt_tokens']), 'turns': turns})
 
 
 @jax.tree_util.register_dataclass
@@ -333,6 +344,7 @@ def collate(
     rows: int | None = None,
     pad_id: int = 0,
     mask_truncated: bool = False,
+    contexts: int = 1,
 ) -> Batch:
   """Copies trajectories into arrays of fixed shapes, on the host, in order.
 
@@ -345,10 +357,12 @@ def collate(
       train. Rows of an earlier policy are marked off-policy.
     length: Number T of tokens per row.
     rows: Number B of rows. Rows without a trajectory are empty. The default is
-      one row per trajectory.
+      `contexts` rows per trajectory.
     pad_id: Token id of the padding.
     mask_truncated: Flag that leaves trajectories that reached a limit out of
       the loss (DAPO's overlong filter). They stay in the baseline.
+    contexts: Number S of rows per trajectory, one for each of its contexts. The
+      first of them alone is in the baseline; see `rl.contexts`.
 
   Returns:
     A Batch of numpy arrays.
@@ -357,8 +371,8 @@ def collate(
     ValueError: A trajectory is longer than `length`, unfinished or without a
       reward, or there are more trajectories than `rows`.
   """
-  rows = len(trajectories) if rows is None else rows
-  _check(trajectories, group_ids, rows, length)
+  rows = len(trajectories) * contexts if rows is None else rows
+  _check(trajectories, group_ids, rows // contexts, length, contexts)
   uids: dict[str, int] = {}
   groups: dict[Any, int] = {}
   batch: dict[str, Any] = dict(
@@ -373,49 +387,57 @@ def collate(
       in_loss=np.zeros(rows, bool),
       on_policy=np.zeros(rows, bool),
   )
-  for row, (trajectory, group) in enumerate(zip(trajectories, group_ids)):
-    used = _used(trajectory)
-    batch['tokens'][row, :used] = trajectory.tokens[:used]
-    batch['question_ids'][row] = uids.setdefault(
-        trajectory.question.uid, len(uids))
-    batch['group_ids'][row] = groups.setdefault(group, len(groups))
-    if trajectory.is_void:  # reported, never trained on
-      continue
-    batch['loss_mask'][row, :used] = trajectory.loss_mask[:used]
-    batch['behavior_logprobs'][row, :used] = trajectory.behavior_logprobs[:used]
-    batch['rewards'][row] = trajectory.reward
-    batch['outcome_rewards'][row] = trajectory.outcome_reward
-    batch['in_baseline'][row] = True
-    batch['in_loss'][row] = used and not (
-        mask_truncated and trajectory.stop_reason != 'answer')
-    batch['on_policy'][row] = trajectory.policy_step == policy_step
+  for number, (trajectory, group) in enumerate(zip(trajectories, group_ids)):
+    first = number * contexts
+    question = uids.setdefault(trajectory.question.uid, len(uids))
+    group = groups.setdefault(group, len(groups))
+    for row, context in enumerate(trajectory.contexts, start=first):
+      used, mask = _used(context)
+      batch['tokens'][row, :used] = context.tokens[:used]
+      batch['question_ids'][row] = question
+      batch['group_ids'][row] = group
+      if trajectory.is_void:  # reported, never trained on
+        continue
+      batch['loss_mask'][row, :used] = mask[:used]
+      batch['behavior_logprobs'][row, :used] = context.behavior_logprobs[:used]
+      batch['rewards'][row] = trajectory.reward
+      batch['outcome_rewards'][row] = trajectory.outcome_reward
+      batch['in_baseline'][row] = row == first
+      batch['in_loss'][row] = used and not (
+          mask_truncated and trajectory.stop_reason != 'answer')
+      batch['on_policy'][row] = trajectory.policy_step == policy_step
   batch['loss_mask'] &= batch['in_loss'][:, None]
   return Batch(**batch)
 
 
-def _used(trajectory: Trajectory) -> int:
-  """Returns the number of tokens up to the last sampled one."""
-  sampled = np.flatnonzero(trajectory.loss_mask)
-  return int(sampled[-1]) + 1 if sampled.size else 0
+def _used(context: Trajectory) -> tuple[int, tuple[bool, ...]]:
+  """Returns the number of tokens up to the last sampled one, and the mask."""
+  mask = context.loss_mask
+  sampled = np.flatnonzero(mask)
+  return int(sampled[-1]) + 1 if sampled.size else 0, mask
 
 
-def _check(trajectories, group_ids, rows: int, length: int) -> None:
-  """Raises the errors of `collate`."""
-  if len(trajectories) > rows:
+def _check(trajectories, group_ids, count: int, length: int, contexts: int
+          ) -> None:
+  """Raises the errors of `collate`; `count` trajectories have rows."""
+  if len(trajectories) > count:
     raise ValueError(
         'rows must be at least the number of trajectories, '
-        f'{len(trajectories)}, but is {rows}. Raise it, or pack fewer '
+        f'{len(trajectories)}, but is {count}. Raise it, or pack fewer '
         'trajectories at a time.')
   if len(group_ids) != len(trajectories):
     raise ValueError(
         f'group_ids must have one entry a trajectory, {len(trajectories)}, but '
         f'has {len(group_ids)}.')
   for trajectory in trajectories:
-    problem, tokens = '', _used(trajectory)
+    parts = trajectory.contexts
+    problem, tokens = '', max(_used(context)[0] for context in parts)
     if trajectory.stop_reason is None:
       problem = 'has no stop_reason'
     elif tokens > length:
       problem = f'has {tokens} tokens. Raise length, or lower the budgets'
+    elif len(parts) > contexts:
+      problem = f'has {len(parts)} contexts. Raise contexts, which is {contexts}'
     elif not trajectory.is_void and None in (
         trajectory.reward, trajectory.outcome_reward):
       problem = 'has no reward or no outcome_reward'

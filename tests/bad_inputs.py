@@ -247,6 +247,12 @@ FIELDS = (
     _field('rollout.budgets.max_turns=0', 'at least 1'),
     _field('rollout.budgets.max_new_tokens=0', 'at least 1'),
     _field('rollout.budgets.top_k=0', 'at least 1'),
+    _field('rollout.budgets.when_full=forget', "one of 'stop', 'drop'"),
+    _field('rollout.budgets.max_contexts=1', 'at least 2'),
+    _row('grpo:smoke --config.dialogue=searchrl.agent.dialogue:continuation '
+         '--config.rollout.budgets.when_full=summarise',
+         "rollout.budgets.when_full must be 'stop' or 'drop'",
+         'Give the Dialogue a summary_request'),
     _field('rollout.budgets.passage_tokens=-1', 'at least 1'),
     _field('rollout.budgets.max_prompt_tokens=9', 'prompt of every question',
            'questions.jsonl, line 1 has'),

@@ -77,7 +77,7 @@ def test_a_line_has_the_ids_of_the_rollout_and_trains_on_the_policys(
   tokenizer = TOKENIZERS[name]
   trajectory = sampled(make(tokenizer), tokenizer, '<think> a </think> b',
                        ' <answer> here </answer>')
-  line = demonstrations.segments(trajectory, tokenizer)['segments']
+  line = demonstrations.lines(trajectory, tokenizer)[0]['segments']
   read = transcripts.of_segments(
       [(piece['text'], piece['trained']) for piece in line], tokenizer)
   assert list(zip(*read)) == chats.marked_ids(trajectory)
@@ -144,8 +144,8 @@ def test_a_turn_that_spells_a_special_token_keeps_its_ids():
   trajectory = dataclasses.replace(trajectory, turns=(
       Turn(ids, (0.0,) * len(ids), Action('answer', ('<|im_end|>',)),
            text='<answer> <|im_end|> </answer>'),))
-  line = demonstrations.segments(trajectory, tokenizer)['segments']
+  line = demonstrations.lines(trajectory, tokenizer)[0]['segments']
   assert {piece['text']: piece.get('special', True) for piece in line
           if piece['trained']} == {'<answer> <|im_end|> </answer>': False}
-  untrained = demonstrations.segments(trajectory, tokenizer, untrained=(0,))
+  untrained, = demonstrations.lines(trajectory, tokenizer, untrained=(0,))
   assert not any(piece['trained'] for piece in untrained['segments'])

@@ -30,7 +30,7 @@ class Engine:
     self.slots, self.length, self._encode = slots, length, encode
     self._script = script  # (uid, sample) -> what the policy writes, by turn
     self._names = {engines.row_ids(step, uid, sample, turn): (uid, sample, turn)
-                   for uid, sample in script for turn in range(9)
+                   for uid, sample in script for turn in range(20)
                    for step in steps}
     self._held = [[] for _ in range(slots)]
     self._decoding = {}  # slot -> [decodes left, tokens]
@@ -53,7 +53,7 @@ class Engine:
     for feed in feeds:
       uid, sample, turn = self.name(feed)
       assert feed.slot not in self._decoding and feed.tokens
-      assert feed.fresh == (turn == 0) == (feed.slot in self._idle)
+      assert (turn == 0) <= feed.fresh == (feed.slot in self._idle)
       if feed.fresh:
         self._held[feed.slot] = []
         self._idle.remove(feed.slot)

@@ -250,8 +250,8 @@ def test_what_a_retriever_finds_changes_nothing_but_what_is_read(dice: Dice):
       id_ for turn in one.turns for id_ in turn.action_tokens]
   if dialogue.json_levels == 0 and tokenizer is not PLAIN[0]:
     special = [[id_ for id_ in transcripts.of_segments([
-        (part['text'], part['trained']) for part in demonstrations.segments(
-            t, tokenizer)['segments']], tokenizer).ids
+        (part['text'], part['trained']) for part in demonstrations.lines(
+            t, tokenizer)[0]['segments']], tokenizer).ids
                 if id_ in tokenizer.special_ids]
                for t in (one, other)]
     assert special[0] == special[1]  # also where a model is tuned on it

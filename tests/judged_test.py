@@ -24,6 +24,7 @@ from searchrl.experiment import build
 from searchrl.jobs import demonstrate
 from searchrl.jobs import train
 from searchrl.rollouts import judged
+from searchrl.rollouts import records
 from searchrl.rollouts import scoring
 from searchrl.trajectory import Action, Trajectory, Turn
 
@@ -164,8 +165,8 @@ def test_a_judge_that_is_down_leaves_its_trajectories_out():
       'unavailable', None, 'unavailable', 'unavailable']
   assert [t.reward for t in scored] == [None, 0, None, None]
   for t in scored:
-    record = json.loads(json.dumps(trajectory_lib.to_json(t)))
-    assert trajectory_lib.from_json(record) == t and isinstance(hash(t), int)
+    record = json.loads(json.dumps(records.to_json(t)))
+    assert records.from_json(record) == t and isinstance(hash(t), int)
   batch = trajectory_lib.collate(
       scored, group_ids=[t.group for t in scored], policy_step=0, length=6)
   assert batch.in_baseline.tolist() == [False, True, False, False]

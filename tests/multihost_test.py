@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from searchrl.models import weights
+from searchrl.rollouts import records
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.runtime import signals
-from searchrl import trajectory as trajectory_lib
 import loopback
 import train_test
 
@@ -90,7 +90,7 @@ def _wait_for_step(step, file, group):
 def trajectories_of(folder, step):
   """What a step sampled, in the order of the batch's rows."""
   file = folder / 'trajectories' / f'step_{step:06d}.jsonl.gz'
-  return [trajectory_lib.from_json(json.loads(line))
+  return [records.from_json(json.loads(line))
           for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 

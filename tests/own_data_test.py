@@ -15,10 +15,10 @@ import train_test
 from searchrl.evaluation import shards
 from searchrl.evaluation import evaluator
 from searchrl.jobs import train
+from searchrl.rollouts import records
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.search import corpus as corpora
-from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import Passage
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def run(request, tmp_path_factory):
 
 def trained_on(folder, step):
   file = folder / 'trajectories' / f'step_{step:06d}.jsonl.gz'
-  trajectories = [trajectory_lib.from_json(json.loads(line))
+  trajectories = [records.from_json(json.loads(line))
                   for line in gzip.decompress(file.read_bytes()).splitlines()]
   return {t.question.uid: t.question for t in trajectories}
 

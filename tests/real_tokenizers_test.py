@@ -514,7 +514,7 @@ def test_a_demonstration_has_the_ids_of_the_rollout(name, tokenizer):
     trajectory = conversation(
         dialogue, tokenizer, THINK + CALL, 'nonsense' + dialogue.turn_end,
         THINK + SEARCH, THINK + ANSWER)
-    line = demonstrations.segments(trajectory, tokenizer)['segments']
+    line = demonstrations.lines(trajectory, tokenizer)[0]['segments']
     read = transcripts.of_segments(
         [(piece['text'], piece['trained']) for piece in line], tokenizer)
     assert list(zip(*read)) == chats.marked_ids(trajectory)

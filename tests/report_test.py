@@ -27,7 +27,6 @@ from searchrl.experiment import policy
 from searchrl.jobs import report
 from searchrl.jobs import show
 from searchrl.rollouts import records
-from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import (Action, Passage, Question, Trajectory, Turn,
                                  collate)
 
@@ -92,7 +91,7 @@ def write_evaluations(folder: pathlib.Path, tokenizer) -> None:
       records_of.append({
           'method': 'agent', 'set': 'toy', 'engine': 'bm25',
           'decoding': 'greedy', 'em': float(f'q{n}' in right),
-          'trajectory': trajectory_lib.to_json(one)})
+          'trajectory': records.to_json(one)})
     path = folder / 'evaluation' / where
     (path / 'records' / 'toy.bm25.greedy').mkdir(parents=True)
     with gzip.open(path / 'records' / 'toy.bm25.greedy' / '000000.jsonl.gz',

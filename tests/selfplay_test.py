@@ -21,7 +21,7 @@ from searchrl.jobs import plan
 from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import roles
 from searchrl.papers.dr_zero import selfplay
-from searchrl import trajectory as trajectory_lib
+from searchrl.rollouts import records
 import loopback
 import train_test
 
@@ -40,7 +40,7 @@ def config(**changes):
 
 
 def read(folder, pattern='step_*.jsonl.gz'):
-  return [trajectory_lib.from_json(json.loads(line))
+  return [records.from_json(json.loads(line))
           for file in sorted((folder / 'trajectories').glob(pattern))
           for line in gzip.decompress(file.read_bytes()).splitlines()]
 

@@ -18,9 +18,9 @@ from searchrl.agent import tag_parser
 from searchrl.agent import tools
 from searchrl.rollouts import driver
 from searchrl.rollouts import pending_searches
+from searchrl.rollouts import records
 from searchrl.search import call_metrics
 from searchrl.search.engine_wrappers import toolset
-from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import (
     Action, Passage, Request, SearchError, Tool, ToolCall, ToolResult)
 
@@ -162,8 +162,8 @@ def test_a_tool_that_the_run_lacks_has_failed():
 
 def test_a_record_of_a_tool_is_read_back():
   trajectory, _ = rollout('<add> 3 </add>', '<answer> here </answer>')
-  text = json.dumps(trajectory_lib.to_json(trajectory))
-  again = trajectory_lib.from_json(json.loads(text))
+  text = json.dumps(records.to_json(trajectory))
+  again = records.from_json(json.loads(text))
   assert again == trajectory
   assert again.turns[0].action.arguments == {'a': '3'}
 

@@ -20,6 +20,7 @@ import pytest
 from searchrl.agent import rewards
 from searchrl.data import questions as questions_lib
 from searchrl.jobs import train
+from searchrl.rollouts import records
 from searchrl.rollouts import scoring
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
@@ -103,7 +104,7 @@ def test_run_leaves_what_the_readme_lists(whole):
 @pytest.mark.slow
 def test_trajectories_are_saved_token_by_token(whole):
   file = sorted((whole / 'trajectories').glob('*.gz'))[0]
-  trajectories = [trajectory_lib.from_json(json.loads(line))
+  trajectories = [records.from_json(json.loads(line))
                   for line in gzip.decompress(file.read_bytes()).splitlines()]
   assert trajectories
   for trajectory in trajectories:
@@ -201,7 +202,7 @@ def test_the_studys_rewards_are_trained_on(tmp_path, reward, options, recipe):
   wanted = {'em', 'format'} | ({'retrieval'} & {reward})
   for step, line in enumerate(lines(tmp_path), start=1):
     file = tmp_path / 'trajectories' / f'step_{step:06d}.jsonl.gz'
-    found = [trajectory_lib.from_json(json.loads(record)) for record in
+    found = [records.from_json(json.loads(record)) for record in
              gzip.decompress(file.read_bytes()).splitlines()]
     for part in wanted:
       assert line[f'reward/{part}/mean'] == pytest.approx(

@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from searchrl import trajectory
+from searchrl.rollouts import records
 from searchrl.trajectory import Action, Passage, Trajectory, Turn
 
 SEARCH = Turn((5, 6), (-0.5, -0.25), Action('search', ('x',)), (7, 8, 9),
@@ -67,11 +68,11 @@ def test_the_response_is_what_was_said_and_read_in_order():
 
 
 def test_a_record_without_texts_and_parts_is_read():
-  record = trajectory.to_json(made())
+  record = records.to_json(made())
   del record['prompt'], record['parts']
   for turn in record['turns']:
     del turn['text'], turn['observation']
-  old = trajectory.from_json(json.loads(json.dumps(record)))
+  old = records.from_json(json.loads(json.dumps(record)))
   assert (old.prompt, old.response, old.parts) == ('', '', {})
   assert old.tokens == made().tokens and old.question == made().question
 
@@ -177,21 +178,21 @@ def test_json_text_brings_a_trajectory_back_exactly():
            dataclasses.replace(made(), turn_rewards=(0.5, None)),
            *(random_trajectory(rng, f'{n}') for n in range(10))]
   for one in trajectories:
-    text = json.dumps(trajectory.to_json(one))
-    assert trajectory.from_json(json.loads(text)) == one
-    assert trajectory.from_json(trajectory.to_json(one)) == one
-    hash(trajectory.from_json(json.loads(text)))  # tuples throughout
+    text = json.dumps(records.to_json(one))
+    assert records.from_json(json.loads(text)) == one
+    assert records.from_json(records.to_json(one)) == one
+    hash(records.from_json(json.loads(text)))  # tuples throughout
 
 
 def test_counts_survive_json_text_and_records_without_them_are_read():
   cut = dataclasses.replace(SEARCH, passages_cut=1)
   counted = dataclasses.replace(made(turns=(cut, ANSWER)), retries=2)
-  record = json.loads(json.dumps(trajectory.to_json(counted)))
-  assert trajectory.from_json(record) == counted
+  record = json.loads(json.dumps(records.to_json(counted)))
+  assert records.from_json(record) == counted
   del record['retries'], record['turn_rewards']
   for turn in record['turns']:
     del turn['passages_cut']
-  assert trajectory.from_json(record) == made()
+  assert records.from_json(record) == made()
 
 
 def test_a_batch_is_a_pytree_whose_missing_fields_are_no_leaves():

@@ -104,8 +104,8 @@ def test_an_action_counts_whatever_shares_its_last_token(protocol, rest):
   assert rewards.em(trajectory) == 1 and trajectory.stop_reason == 'answer'
   assert rewards.format_em().score([trajectory])[0].reward == 1
   assert scores.score_trajectory(trajectory).values['em'] == 1
-  texts = [segment['text'].strip() for segment in demonstrations.segments(
-      trajectory, tokenizer)['segments'] if segment['trained']]
+  texts = [segment['text'].strip() for segment in demonstrations.lines(
+      trajectory, tokenizer)[0]['segments'] if segment['trained']]
   assert texts == [search, THINK + ANSWER]
   shown = [''.join(segment.texts).strip() for segment in report_tokens.segments(
       trajectory, tokenizer, {}) if segment.role == report_tokens.POLICY]

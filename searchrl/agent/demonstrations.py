@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 import collections
+import itertools
 from typing import Any
 
 from searchrl.agent import transcripts
@@ -46,9 +47,11 @@ def _first(limit: int, trajectories: Iterable[Trajectory],
   return selected
 
 
-def segments(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
-            ) -> dict[str, Any]:
-  """Returns a line of fine-tuning data that trains only on the policy's text.
+def lines(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
+         ) -> list[dict[str, Any]]:
+  """Returns lines of fine-tuning data that train only on the policy's text.
+
+  There is a line for each context of the trajectory.
 
   The texts have the special tokens of the chat template, and those with which
   the policy ended its turns. Text after a stop string is left out. Text that
@@ -60,11 +63,14 @@ def segments(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
     tokenizer: Tokenizer of the model that is trained.
     untrained: Numbers of turns, from 0, that are not trained on.
   """
-  pieces = exact(trajectory.prompt_tokens, tokenizer, first=True)
-  for number, turn in enumerate(trajectory.turns):
-    pieces += _action(turn, tokenizer, number not in untrained)
-    pieces += exact(turn.observation_tokens, tokenizer)
-  return {'segments': [piece.record for piece in pieces]}
+  written, number = [], itertools.count()
+  for context in trajectory.contexts:
+    pieces = exact(context.prompt_tokens, tokenizer, first=True)
+    for turn in context.turns:
+      pieces += _action(turn, tokenizer, next(number) not in untrained)
+      pieces += exact(turn.observation_tokens, tokenizer)
+    written.append({'segments': [piece.record for piece in pieces]})
+  return written
 
 
 def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:

@@ -26,6 +26,9 @@ SEARCH = Tool(
     'search', 'Searches for passages that help to answer the question.',
     {'type': 'object', 'required': ['query_list'], 'properties': {
         'query_list': {'type': 'array', 'items': {'type': 'string'}}}})
+SUMMARY_REQUEST = (
+    'There is little room left. Write notes for yourself: what was found, and '
+    'what is still missing. You will read nothing else of what came before.')
 _TAIL = 32  # tokens; long enough to hold the beginning of a tag
 
 LAPTOP_TEMPLATE = 'Search, then answer: {question}\n'
@@ -91,6 +94,8 @@ class Dialogue:
   write: Callable[[str, Action], str] = tag_turn
   tools: tuple[Tool, ...] = (SEARCH,)  # tools that the policy may call
   tag_names: tuple[str, ...] = ()  # tags of tools, besides those of markup
+  # The whole text that asks for a summary when the context is full.
+  summary_request: str = ''
 
   def prompt(self, question: str) -> str:
     """Returns the first message, with the question in its place."""
@@ -128,7 +133,7 @@ def tags(template: str = LAPTOP_TEMPLATE,
       after='</information>\n\n',
       invalid=f'\nThat was neither {call} nor an answer. Try again.\n',
       tools=tools, tag_names=tuple(n for n in names if n != 'search'),
-      passage=passage_writer(tools),
+      passage=passage_writer(tools), summary_request=f'\n{SUMMARY_REQUEST}\n',
   )
 
 
@@ -224,6 +229,13 @@ def retry(dialogue: Dialogue, tokenizer,
   """Returns ids of the observation after an invalid action."""
   return (*_ending(dialogue, tokenizer, action_tokens),
           *tokenizer.encode(dialogue.invalid))
+
+
+def ask_for_summary(dialogue: Dialogue, tokenizer,
+                    action_tokens: Sequence[int]) -> tuple[int, ...]:
+  """Returns ids of the request for a summary that follows an action."""
+  return (*_ending(dialogue, tokenizer, action_tokens),
+          *tokenizer.encode(dialogue.summary_request))
 
 
 Outcome = Sequence[Passages] | ToolResult  # passages of each query, or a result

@@ -120,6 +120,8 @@ def _read(turn: Turn, blocks: Blocks) -> str:
   empty block without this frame. If the template opens the next thought, this
   is kept. A call without tags gets tags.
   """
+  if turn.action.kind == 'summary':  # is no part of the protocol
+    return ''
   text = tag_parser.until_stop(turn.text, blocks.stops)
   if blocks is not TOOLS or not (turn.observation and turn.action.is_call):
     return text + turn.observation

@@ -78,6 +78,7 @@ def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   turns = [len(t.turns) for t in trajectories]
   valid = [[turn.action.kind != 'invalid' for turn in t.turns]
            for t in trajectories]
+  contexts = [len(t.contexts) for t in trajectories]
   valid_rate = _mean(itertools.chain.from_iterable(valid))
   return {
       **_spread('num_turns', turns),
@@ -87,6 +88,8 @@ def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
       'env/number_of_valid_action': _mean(map(sum, valid)),
       'env/ratio_of_valid_action': valid_rate,
       'format/valid_rate': valid_rate,
+      **(_spread('env/number_of_contexts', contexts)
+         if max(contexts, default=1) > 1 else {}),
   }
 
 

@@ -121,6 +121,8 @@ def make(tokenizer, *, template: str, system: str | None = None,
   return dataclasses.replace(
       framed, before=before, after=after, json_levels=levels,
       invalid=before + dialogues.in_json(_INVALID, levels) + after,
+      summary_request=before + dialogues.in_json(
+          dialogues.SUMMARY_REQUEST, levels) + after,
       turn_end=exchange.turn_end,
       end_ids=chat.end_ids(tokenizer, exchange.turn_end))
 

@@ -29,13 +29,13 @@ from searchrl.evaluation import compare
 from searchrl.evaluation import baselines
 from searchrl.evaluation import scores as scores_lib
 from searchrl.evaluation import shards
+from searchrl.rollouts import records
 from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import progress
-from searchrl.trajectory import (
-    Question, Request, SearchFn, Trajectory, to_json)
+from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
 NAMED = {'em': 'exact match', 'subem': 'subEM', 'f1': 'F1'}  # in prints
 AGENT = 'agent'  # method of a policy that answers by itself
@@ -226,7 +226,7 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
       'em': score.values['em'], 'score': dataclasses.asdict(score),
       'text': tokenizer.decode(trajectory.tokens) if (
           trajectory.prompt_tokens) else trajectory.response,
-      'trajectory': to_json(trajectory)}
+      'trajectory': records.to_json(trajectory)}
 
 
 def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:

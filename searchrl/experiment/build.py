@@ -23,6 +23,7 @@ from searchrl.experiment import toolsets
 from searchrl.models import attention
 from searchrl.models import lora as loras
 from searchrl.rl import algorithms
+from searchrl.rl import contexts
 from searchrl.rollouts import collect
 from searchrl.rollouts import scoring
 from searchrl.rollouts.sampler import Sampler
@@ -308,6 +309,7 @@ def algorithm(config) -> algorithms.Algorithm:
         f'but {name} returned {type(built).__name__}.')
   config_checks.check(config)
   config_checks.check_algorithm(config, name, built)
+  built = contexts.over_contexts(built, policy.budgets_of(config).contexts)
   if not is_masked:
     built = algorithms.with_observations(built)
   if config.importance_correction.method == 'none':
@@ -321,7 +323,8 @@ def learner(config, recipe, shape, mesh, attention_options,
   updates = config.train.num_steps * config.learner.minibatches
   return learners.make(
       shape, recipe, optimizers.for_run(config.optimizer, updates), mesh,
-      rows=config.rollout.questions_per_step * config.rollout.group_size,
+      rows=(config.rollout.questions_per_step * config.rollout.group_size
+            * policy.budgets_of(config).contexts),
       length=config.rollout.max_length, temperature=config.rollout.temperature,
       lora=loras.Lora(**config.model.lora) if config.model.lora.rank else None,
       seed=config.seed,

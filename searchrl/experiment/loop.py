@@ -70,12 +70,14 @@ class Learned:
     batch: The batch with `old_logprobs`.
     advantages: Advantages of the algorithm, as numpy arrays.
     trained: True for the rows of the batch that have a gradient.
+    contexts: Number of rows per trajectory.
   """
 
   trajectories: list[Trajectory]
   batch: Batch
   advantages: Any
   trained: np.ndarray
+  contexts: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,10 +221,11 @@ def step(experiment: Experiment, config, take: Take, state: Any,
   values['guards/skipped'] = float(skips(values))
   if values['guards/skipped']:
     return StepResult(state, progress, values, collected.trajectories)
+  contexts = experiment.sampler.budgets.contexts
   batch = collect.collate(
       collected.groups, experiment.algorithm, progress.step - 1,
       experiment.rounds, length=config.rollout.max_length,
-      mask_truncated=config.rollout.mask_truncated)
+      mask_truncated=config.rollout.mask_truncated, contexts=contexts)
   packed = learner.score(state, batch, experiment.params, timer)
   updated = learner.update(state, packed, experiment.params, timer)
   values |= updated.metrics
@@ -232,7 +235,7 @@ def step(experiment: Experiment, config, take: Take, state: Any,
   rows = [trajectory for group in collected.groups for trajectory in group]
   return StepResult(updated.state, progress, values, collected.trajectories,
                     Learned(rows, updated.batch, updated.advantages,
-                            updated.trained))
+                            updated.trained, contexts))
 
 
 def rollouts(experiment: Experiment, config
@@ -291,7 +294,8 @@ def _record(folder: pathlib.Path, writer: metrics.Writer, result: StepResult,
   if result.learned:
     records.write_learned(
         folder / 'learned' / name, result.learned.trajectories,
-        result.learned.batch, result.learned.advantages, result.learned.trained)
+        result.learned.batch, result.learned.advantages, result.learned.trained,
+        result.learned.contexts)
 
 
 @contextlib.contextmanager

@@ -282,11 +282,12 @@ def shape_folder(path: str) -> str:
 
 
 def rows_of(config) -> int:
-  """Returns the maximum number of trajectories or documents in a batch."""
+  """Returns the maximum number of rows or documents in a batch."""
   if 'rejection' in config:
     return config.rejection.questions_a_round * config.rejection.samples
   if 'rollout' in config:
-    return config.rollout.questions_per_step * config.rollout.group_size
+    return (config.rollout.questions_per_step * config.rollout.group_size
+            * policy.budgets_of(config).contexts)
   return config.batch.documents or config.batch.tokens
 
 

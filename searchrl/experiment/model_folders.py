@@ -51,6 +51,11 @@ class ModelFolder:
   def check(self, budgets: driver.Budgets, length: int) -> None:
     """Raises a ValueError unless a conversation fits the model's context."""
     budgets.check(length)
+    if budgets.when_full == 'summarise' and not self.dialogue.summary_request:
+      raise ValueError(
+          "rollout.budgets.when_full must be 'stop' or 'drop' for a dialogue "
+          "that cannot ask for a summary, but is 'summarise'. Give the "
+          'Dialogue a summary_request, or choose another rule.')
     limit = self.shape.max_position_embeddings
     if length > limit:
       raise ValueError(

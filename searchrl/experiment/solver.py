@@ -58,7 +58,7 @@ class Solver:
         self.sampler.dialogue, question.text, self.sampler.tokenizer)) <= (
             self.sampler.budgets.max_prompt_tokens)
 
-  def with_dialogue(self, dialogue: str, field: str, **budgets: int
+  def with_dialogue(self, dialogue: str, field: str, **budgets: Any
                    ) -> 'Solver':
     """Returns this solver with another dialogue and other budgets.
 

@@ -141,9 +141,9 @@ def _demonstrate(config, model: Any) -> list[dict[str, Any]]:
   for number in range(-(-options.demonstrations // _PER_ARCHIVE)):
     seed = config.seed * _ARCHIVES + number + 1
     count = min(_PER_ARCHIVE, options.demonstrations - number * _PER_ARCHIVE)
-    written += [demonstrations.segments(trajectory, model.tokenizer)
-                for trajectory in _played(config, model, seed, count)
-                if trajectory.stop_reason == 'answer']
+    for trajectory in _played(config, model, seed, count):
+      if trajectory.stop_reason == 'answer':
+        written += demonstrations.lines(trajectory, model.tokenizer)
   return written
 
 

@@ -171,6 +171,8 @@ class TurnPrinter:
 
   def _blocks(self, trajectory: Trajectory):
     for number, turn in enumerate(trajectory.turns, start=1):
+      if turn.opens_context:
+        yield f'{self._label(trajectory)}The context was full. A new one begins.'
       text = plain(self._tokenizer.decode(turn.action_tokens)).strip()
       yield f'{self._label(trajectory)}Turn {number}\n' + _indented(text)
       if not turn.observation_tokens:

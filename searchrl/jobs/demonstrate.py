@@ -105,9 +105,10 @@ def run(config, workdir: str) -> None:
       trajectory for trajectories in rounds
       for trajectory in scorer(trajectories)))
   processes.on_first('demonstrations', lambda: jsonl.write(
-      folder / FILE, (demonstrations.segments(
-          trajectory, model.tokenizer, untrained=author.untrained(trajectory))
-                      for trajectory in kept)))
+      folder / FILE, (
+          line for trajectory in kept for line in demonstrations.lines(
+              trajectory, model.tokenizer,
+              untrained=author.untrained(trajectory)))))
   processes.say(describe(folder / FILE, kept, left_out), file=sys.stdout)
 
 

@@ -117,8 +117,9 @@ def _collect(config, path: str, corpus: Any, questions: list[Question],
         'none is one. Start from a model that is right now and then, or raise '
         'rejection.samples.')
   processes.on_first('data', lambda: jsonl.write(
-      here / _DATA, (demonstrations.segments(trajectory, sampler.tokenizer)
-                     for trajectory in right)))
+      here / _DATA, (
+          line for trajectory in right
+          for line in demonstrations.lines(trajectory, sampler.tokenizer))))
 
 
 def _tuning(config, path: str, file: pathlib.Path) -> Any:

@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from searchrl.trajectory import Batch, Trajectory
 
 
-def with_turns(batch: Batch, trajectories: Sequence[Trajectory]) -> Batch:
+def with_turns(batch: Batch, trajectories: Sequence[Trajectory],
+               contexts: int = 1) -> Batch:
   """Returns a batch with `turn_ids`, `turn_rewards` and `state_ids`.
 
   Rows that are not in the baseline have no turns.
@@ -19,27 +21,29 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory]) -> Batch:
   Args:
     batch: Batch of numpy arrays, from `trajectory.collate`.
     trajectories: Trajectories of its first rows, in order.
+    contexts: Number of rows per trajectory, one for each of its contexts.
   """
   turn_ids, state_ids = np.zeros((2, *batch.tokens.shape), np.int32)
   turn_rewards = np.full(batch.tokens.shape, np.nan, np.float32)
   states: dict[Any, int] = {}
-  for row, trajectory in enumerate(trajectories):
-    if not batch.in_baseline[row]:
+  for first, trajectory in zip(itertools.count(0, contexts), trajectories):
+    if not batch.in_baseline[first]:
       continue
     rewards = trajectory.turn_rewards or (None,) * len(trajectory.turns)
-    end = len(trajectory.prompt_tokens)
-    # A state is a group and a prompt, or an earlier state and what was read.
-    state: Any = int(batch.group_ids[row]), trajectory.prompt_tokens
-    for number, (turn, reward) in enumerate(
-        zip(trajectory.turns, rewards, strict=True), start=1):
-      start, end = end, end + len(turn.action_tokens)
-      state = states.setdefault(state, len(states))
-      if start < end:
-        turn_ids[row, start:end] = number
-        state_ids[row, start:end] = state
-        turn_rewards[row, end - 1] = np.nan if reward is None else reward
-      end += len(turn.observation_tokens)
-      state = state, turn.observation_tokens
+    numbered = enumerate(rewards, start=1)
+    for row, context in enumerate(trajectory.contexts, start=first):
+      end = len(context.prompt_tokens)
+      # A state is a group and a prompt, or an earlier state and what was read.
+      state: Any = int(batch.group_ids[row]), context.prompt_tokens
+      for turn, (number, reward) in zip(context.turns, numbered):
+        start, end = end, end + len(turn.action_tokens)
+        state = states.setdefault(state, len(states))
+        if start < end:
+          turn_ids[row, start:end] = number
+          state_ids[row, start:end] = state
+          turn_rewards[row, end - 1] = np.nan if reward is None else reward
+        end += len(turn.observation_tokens)
+        state = state, turn.observation_tokens
   fields: dict[str, Any] = dict(  # numpy, like all of a Batch on the host
       turn_ids=turn_ids, turn_rewards=turn_rewards, state_ids=state_ids)
   return dataclasses.replace(batch, **fields)

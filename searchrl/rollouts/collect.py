@@ -22,6 +22,7 @@ from searchrl.models.inference import sampling
 from searchrl.rl import advantages
 from searchrl.rl import algorithms
 from searchrl.rl import turn_fields
+from searchrl.rollouts import records
 from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
@@ -56,7 +57,7 @@ class Progress:
   def to_json(self) -> dict[str, Any]:
     """Returns the progress as a dict that JSON can hold."""
     return vars(self) | {
-        'surplus': [[trajectory_lib.to_json(t) for t in group]
+        'surplus': [[records.to_json(t) for t in group]
                     for group in self.surplus],
         'in_flight': [collected.to_json() for collected in self.in_flight]}
 
@@ -65,7 +66,7 @@ class Progress:
     """Returns the progress that `to_json` wrote."""
     return cls(**record | {
         'position': tuple(record['position']),
-        'surplus': tuple([trajectory_lib.from_json(t) for t in group]
+        'surplus': tuple([records.from_json(t) for t in group]
                          for group in record['surplus']),
         'in_flight': tuple(map(Collected.from_json, record['in_flight'])),
         'best': tuple(record['best'] or ()) or None})
@@ -83,12 +84,12 @@ class Collected:
   def to_json(self) -> dict[str, Any]:
     """Returns a checkpoint's record, which has each trajectory only once."""
     indices: dict[int, int] = {}  # index of each trajectory by its id()
-    records: list[dict[str, Any]] = []
+    written: list[dict[str, Any]] = []
 
     def index(trajectory: Trajectory) -> int:
       if id(trajectory) not in indices:
-        indices[id(trajectory)] = len(records)
-        records.append(trajectory_lib.to_json(trajectory))
+        indices[id(trajectory)] = len(written)
+        written.append(records.to_json(trajectory))
       return indices[id(trajectory)]
 
     return {
@@ -97,13 +98,13 @@ class Collected:
         'surplus': [[*map(index, group)] for group in self.progress.surplus],
         'metrics': {name: float(x) for name, x in self.metrics.items()},
         'progress': dataclasses.replace(self.progress, surplus=()).to_json(),
-        'trajectories': records}
+        'trajectories': written}
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> Collected:
     """Returns the step that `to_json` wrote."""
     trajectories = [
-        trajectory_lib.from_json(t) for t in record['trajectories']]
+        records.from_json(t) for t in record['trajectories']]
     groups, surplus = (
         [[trajectories[n] for n in group] for group in record[name]]
         for name in ('groups', 'surplus'))
@@ -249,11 +250,11 @@ def _accepted(groups: list[Group], keep: Keep) -> list[Group]:
 
 def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
             policy_step: int, rounds: Rounds, *, length: int,
-            mask_truncated: bool) -> trajectory_lib.Batch:
+            mask_truncated: bool, contexts: int = 1) -> trajectory_lib.Batch:
   """Returns a batch of all groups; `trajectory.collate` explains the options.
 
   The algorithm's `group_of` decides which rows share a baseline. Empty rows
-  fill the batch up to questions times samples.
+  fill the batch up to questions times samples times contexts.
   """
   trajectories = [t for group in groups for t in group]
   group_of = algorithm.group_of
@@ -261,8 +262,9 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
       trajectories, policy_step=policy_step, length=length,
       group_ids=[t.group if group_of is None else group_of(t.question)
                  for t in trajectories],
-      rows=rounds.questions * rounds.group_size, mask_truncated=mask_truncated)
-  return (turn_fields.with_turns(batch, trajectories)
+      rows=rounds.questions * rounds.group_size * contexts,
+      mask_truncated=mask_truncated, contexts=contexts)
+  return (turn_fields.with_turns(batch, trajectories, contexts)
           if algorithm.reads_turns else batch)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tag_parser
 from searchrl.models.inference import engine as engines
+from searchrl.rollouts import context_rules
 from searchrl.rollouts import pending_searches
 from searchrl.rollouts.pending_searches import Results
 from searchrl.search import call_metrics as calls_lib
@@ -38,6 +39,13 @@ class Budgets:
   max_prompt_tokens: int = 128  # maximum length of a prompt
   passage_tokens: int = 96  # length to which each passage is cut
   top_k: int = 2  # passages per query
+  when_full: str = 'stop'  # one of context_rules.RULES
+  max_contexts: int = 4  # contexts per trajectory, unless when_full is 'stop'
+
+  @property
+  def contexts(self) -> int:
+    """Maximum number of contexts of a trajectory."""
+    return 1 if self.when_full == 'stop' else self.max_contexts
 
   @property
   def result_tokens(self) -> int:
@@ -88,13 +96,21 @@ class _Unfinished:
   trajectory: Trajectory
   pending: tuple[int, ...]  # tokens to append to its slot next
   slot: int = -1  # -1: still in the queue
-  fresh: bool = True
+  fresh: bool = True  # True: its slot is empty
+  # Pending tokens that are no observation of the last turn; see `Turn`.
+  lead: tuple[int, ...] = ()
+  opens_context: bool = False  # True: the lead opens a new context
 
   def amend(self, **fields) -> None:
     """Replaces fields of the last turn."""
     *earlier, last = self.trajectory.turns
     self.trajectory = dataclasses.replace(self.trajectory, turns=(
         *earlier, dataclasses.replace(last, **fields)))
+
+  def follow(self, lead: tuple[int, ...], *, opens_context: bool) -> None:
+    """Lets the next turn follow a lead instead of the last observation."""
+    self.pending = self.lead = lead
+    self.opens_context = self.fresh = opens_context
 
 
 def run(
@@ -185,6 +201,11 @@ def _encoded(requests: Sequence[Request], policy_step: int,
   return queue[::-1]
 
 
+def _actions(trajectory: Trajectory) -> int:
+  """Returns the number of turns that are no summary."""
+  return sum(turn.action.kind != 'summary' for turn in trajectory.turns)
+
+
 @dataclasses.dataclass
 class _Slots:
   """The trajectories in the engine's slots, and the transitions of each."""
@@ -224,9 +245,8 @@ class _Slots:
     """
     entries, appends = [], []
     for entry in sorted([*self.waiting, *ready], key=lambda entry: entry.fresh):
-      used = 0 if entry.fresh else self.engine.used(entry.slot)
-      budget = min(self.budgets.max_new_tokens,
-                   self.engine.length - used - len(entry.pending))
+      self._keep_room(entry)
+      budget = min(self.budgets.max_new_tokens, self._room(entry))
       if budget < 1:  # not one token could be sampled
         self._finish(entry, 'length_limit')
         continue
@@ -235,14 +255,54 @@ class _Slots:
     granted = self.engine.admit(appends)
     self.waiting = [entry for entry, may in zip(entries, granted) if not may]
     for entry in itertools.compress(entries, granted):
-      if not entry.fresh:  # the tokens observe the last turn's action
-        entry.amend(observation_tokens=entry.pending,
-                    observation=self.tokenizer.decode(entry.pending))
-        self.watch(entry.trajectory)
+      if not (entry.fresh or entry.lead):
+        self._observed(entry)
       entry.fresh = False
       self.decoding.add(entry.slot)
     if any(granted):
       self.engine.append([*itertools.compress(appends, granted)])
+
+  def _observed(self, entry: _Unfinished) -> None:
+    """Makes the pending tokens the observation of the last turn's action."""
+    entry.amend(observation_tokens=entry.pending,
+                observation=self.tokenizer.decode(entry.pending))
+    self.watch(entry.trajectory)
+
+  def _room(self, entry: _Unfinished) -> int:
+    """Returns the number of tokens that fit after an entry's pending ones."""
+    used = 0 if entry.fresh else self.engine.used(entry.slot)
+    return self.engine.length - used - len(entry.pending)
+
+  def _keep_room(self, entry: _Unfinished) -> None:
+    """Applies the rule for full contexts if an observation leaves no room.
+
+    There must be room for the next action. The rule 'summarise' also keeps room
+    for asking after it for a summary.
+    """
+    trajectory, rule = entry.trajectory, self.budgets.when_full
+    opened = 1 + sum(turn.opens_context for turn in trajectory.turns)
+    if opened >= self.budgets.contexts or entry.fresh or entry.lead:
+      return
+    needed = self.budgets.max_new_tokens
+    request: tuple[int, ...] = ()
+    if rule == 'summarise':
+      request = dialogues.ask_for_summary(
+          self.dialogue, self.tokenizer, trajectory.turns[-1].action_tokens)
+      needed += len(request) + self.budgets.max_new_tokens
+    if self._room(entry) >= needed:
+      return
+    self._observed(entry)
+    if request:
+      entry.follow(request, opens_context=False)
+    else:
+      self._open_context(entry, context_rules.without_oldest(
+          trajectory, entry.pending, dialogue=self.dialogue,
+          tokenizer=self.tokenizer, target=self.engine.length // 2))
+
+  def _open_context(self, entry: _Unfinished, tokens: tuple[int, ...]) -> None:
+    """Empties an entry's slot, in which a new context begins."""
+    self.engine.release(entry.slot)
+    entry.follow(tokens, opens_context=True)
 
   def _append(self, entry: _Unfinished, budget: int) -> engines.Append:
     """Returns a slot's pending tokens with the randomness of its next turn."""
@@ -279,16 +339,27 @@ class _Slots:
     entry = self.active[stopped.slot]
     text = tag_parser.until_stop(self.tokenizer.decode(stopped.tokens),
                                 self.dialogue.stop_strings)
-    action = self.dialogue.parse(text)
+    is_asked = entry.lead and not entry.opens_context
+    action = (context_rules.summary(self.dialogue, text) if is_asked
+              else self.dialogue.parse(text))
     turn = Turn(stopped.tokens, stopped.logprobs, action, text=text)
+    if entry.lead:
+      turn = dataclasses.replace(
+          turn, lead_tokens=entry.lead, lead=self.tokenizer.decode(entry.lead),
+          opens_context=entry.opens_context)
+      entry.lead, entry.opens_context = (), False
     entry.trajectory = dataclasses.replace(
         entry.trajectory, turns=(*entry.trajectory.turns, turn))
     self.watch(entry.trajectory)
     if action.kind == 'answer':
       self._finish(entry, 'answer')
+    elif action.kind == 'summary':
+      self._open_context(entry, context_rules.after_summary(
+          entry.trajectory, dialogue=self.dialogue, tokenizer=self.tokenizer))
+      return entry
     elif self.engine.used(entry.slot) >= self.engine.length:
       self._finish(entry, 'length_limit')
-    elif len(entry.trajectory.turns) >= self.budgets.max_turns:
+    elif _actions(entry.trajectory) >= self.budgets.max_turns:
       self._finish(entry, 'turn_limit')  # without the search, if it is one
     elif action.is_call:
       self.searches.submit(entry.slot, self._queries(entry.trajectory),

@@ -1,11 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files of trajectories, and of the values that an update learned from.
+"""Trajectories as JSON, their files, and what an update learned from them.
 
-The format is gzipped jsonl; equal trajectories give equal bytes.
+The files are gzipped jsonl; equal trajectories give equal bytes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
 import functools
 import gzip
 import json
@@ -14,21 +15,51 @@ from typing import Any
 
 import numpy as np
 
-from searchrl import trajectory as trajectory_lib
 from searchrl.rl.algorithm import scored
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
-from searchrl.trajectory import Batch, Question, Trajectory
+from searchrl.trajectory import (
+    Action, Batch, Passage, Question, SearchError, Trajectory, Turn)
+
+
+def to_json(trajectory: Trajectory) -> dict[str, Any]:
+  """Returns a plain dict that `from_json` reads back without loss."""
+  return dataclasses.asdict(trajectory)
+
+
+def from_json(record: dict[str, Any]) -> Trajectory:
+  """Returns the trajectory of a `to_json` record, also one read from JSON text.
+
+  Fields that an older record lacks get their defaults.
+  """
+  question = dict(record['question'])
+  question['answers'] = tuple(question['answers'])
+  turns = tuple(
+      Turn(**turn | {
+          'action_tokens': tuple(turn['action_tokens']),
+          'action_logprobs': tuple(turn['action_logprobs']),
+          'action': Action(**turn['action'] | {
+              'texts': tuple(turn['action']['texts'])}),
+          'observation_tokens': tuple(turn['observation_tokens']),
+          'lead_tokens': tuple(turn.get('lead_tokens', ())),
+          'passages': tuple(Passage(**p) for p in turn['passages'])})
+      for turn in record['turns'])
+  error, turn_rewards = record.get('search_error'), record.get('turn_rewards')
+  return Trajectory(**record | {
+      'turn_rewards': None if turn_rewards is None else tuple(turn_rewards),
+      'search_error': SearchError(**error) if error else None,
+      'question': Question(**question),
+      'prompt_tokens': tuple(record['prompt_tokens']), 'turns': turns})
 
 
 def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
   """Writes a file atomically; missing folders are made."""
-  _write(file, map(trajectory_lib.to_json, trajectories))
+  _write(file, map(to_json, trajectories))
 
 
 def read(file: pathlib.Path) -> list[Trajectory]:
   """Reads the trajectories of a file; the round trip is lossless."""
-  return [trajectory_lib.from_json(record) for record in _read(file)]
+  return [from_json(record) for record in _read(file)]
 
 
 def in_rounds(
@@ -56,7 +87,8 @@ def in_rounds(
 
 
 def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
-                  batch: Batch, advantages: Any, trained: np.ndarray) -> None:
+                  batch: Batch, advantages: Any, trained: np.ndarray,
+                  contexts: int = 1) -> None:
   """Writes each trajectory's old log-probs and advantages at sampled tokens.
 
   Args:
@@ -67,20 +99,22 @@ def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
       has them. Anything else is not written.
     trained: True for the rows that were trained on, [B]. Others have no old
       log-probs.
+    contexts: Number of rows per trajectory.
   """
   per_row = getattr(advantages, 'advantages', advantages)
   known = isinstance(per_row, np.ndarray) and per_row.shape in (
       batch.rewards.shape, batch.tokens.shape)
   lines = []
-  for row, trajectory in enumerate(trajectories):
-    sampled = np.asarray(batch.loss_mask[row])
+  for number, trajectory in enumerate(trajectories):
+    rows = slice(number * contexts, (number + 1) * contexts)
+    sampled = np.asarray(batch.loss_mask[rows])
     lines.append({
         'group': trajectory.group, 'sample': trajectory.sample,
         'uid': trajectory.question.uid,
-        'old_logprobs': _rounded(
-            scored(batch, 'old_logprobs')[row][sampled & trained[row]]),
-        'advantages': _rounded(
-            np.broadcast_to(per_row[row], sampled.shape)[sampled])
+        'old_logprobs': _rounded(scored(batch, 'old_logprobs')[rows][
+            sampled & trained[rows, None]]),
+        'advantages': _rounded(np.broadcast_to(
+            per_row[rows].reshape(len(sampled), -1), sampled.shape)[sampled])
         if known else None})
   _write(file, lines)
 

@@ -14,7 +14,6 @@ import hashlib
 import json
 from typing import Any
 
-from searchrl import trajectory as trajectory_lib
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
@@ -23,6 +22,7 @@ from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models.inference import stops
 from searchrl.rollouts import driver
+from searchrl.rollouts import records
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import processes
 from searchrl.runtime import progress
@@ -197,12 +197,12 @@ def _of_all_processes(rollouts: Rollouts) -> Rollouts:
   payloads = [json.loads(received) for received in processes.exchange(
       'trajectories', payload.encode())]
   return Rollouts(
-      [trajectory_lib.from_json(r) for records, _ in payloads for r in records],
+      [records.from_json(r) for sampled, _ in payloads for r in sampled],
       [Call(**fields) for _, calls in payloads for fields in calls])
 
 
 def _records(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
-  return [trajectory_lib.to_json(t) for t in trajectories]
+  return [records.to_json(t) for t in trajectories]
 
 
 def _searches_of_first(search: SearchFn) -> engine_wrappers.Wrapped:

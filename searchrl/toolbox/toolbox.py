@@ -23,7 +23,7 @@ TOOLS = {  # functions that return a Tool, or several
     'calculate': 'searchrl.toolbox.calculator:make',
     'python': 'searchrl.toolbox.sandbox:make',
     'mcp': 'searchrl.toolbox.mcp_client:make'}
-_RESERVED = ('think', 'information', 'answer', 'question', 'invalid',
+_RESERVED = ('think', 'information', 'answer', 'question', 'invalid', 'summary',
              'tool_call', 'tool_response')
 _NAME = re.compile(r'[A-Za-z][A-Za-z0-9_.-]{0,63}')
 _BOUND = ('corpus', 'tokenizer', 'result_tokens', 'seed')

@@ -16,7 +16,7 @@ from searchrl.evaluation import evaluator
 from searchrl.rollouts import records
 from searchrl.runtime import metrics
 from searchrl.runtime import workdir
-from searchrl.trajectory import Trajectory, from_json
+from searchrl.trajectory import Trajectory
 
 _DEPTH = 4  # search depth for runs below a folder, as in sweeps and self-play
 
@@ -214,4 +214,4 @@ def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
               (record['method'], record['set'], record['engine'],
                record['decoding'])))
           yield Entry(run, where, name.removeprefix('agent, '),
-                      from_json(record['trajectory']), record['em'], {})
+                      records.from_json(record['trajectory']), record['em'], {})

@@ -31,25 +31,26 @@ class Segment:
 
 def segments(trajectory: Trajectory, tokenizer: tokenizers.Tokenizer | None,
              learned: Mapping[str, Any]) -> Iterator[Segment]:
-  """Yields the segments of a conversation, in order.
+  """Yields the segments of a conversation, in order, each context by itself.
 
   Args:
     trajectory: The finished trajectory.
     tokenizer: Tokenizer of the policy; None: each segment is one text.
     learned: Result of `records.read_learned` for it; {} if there is none.
   """
-  if trajectory.prompt_tokens:
-    yield Segment(PROMPT, _texts(
-        trajectory.prompt_tokens, trajectory.prompt, tokenizer))
   start = 0
-  for turn in trajectory.turns:
-    if turn.action_tokens:
-      end = start + len(turn.action_tokens)
-      yield _policy_segment(turn, tokenizer, learned, slice(start, end))
-      start = end
-    if turn.observation_tokens or turn.observation or turn.passages:
-      yield Segment(OBSERVATION, _texts(
-          turn.observation_tokens, turn.observation, tokenizer), turn=turn)
+  for context in trajectory.contexts:
+    if context.prompt_tokens:
+      yield Segment(PROMPT, _texts(
+          context.prompt_tokens, context.prompt, tokenizer))
+    for turn in context.turns:
+      if turn.action_tokens:
+        end = start + len(turn.action_tokens)
+        yield _policy_segment(turn, tokenizer, learned, slice(start, end))
+        start = end
+      if turn.observation_tokens or turn.observation or turn.passages:
+        yield Segment(OBSERVATION, _texts(
+            turn.observation_tokens, turn.observation, tokenizer), turn=turn)
 
 
 def _policy_segment(turn: Turn, tokenizer: tokenizers.Tokenizer | None,

@@ -1,0 +1,60 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithms on trajectories with several contexts, each a row of the batch.
+
+A trajectory whose context was full goes on in another one
+(`rollouts.context_rules`). It is one episode for the advantages, and one row
+per context for the networks: row s of trajectory e is row e * S + s of a batch
+with S contexts per trajectory. Rows of contexts that were not needed are empty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from searchrl.rl.algorithm import Algorithm
+from searchrl.trajectory import Batch
+
+
+def over_contexts(algorithm: Algorithm, contexts: int) -> Algorithm:
+  """Returns the algorithm for batches with some contexts per trajectory.
+
+  The advantages are those of `algorithm` on whole episodes: it sees one row per
+  trajectory, in which the contexts follow each other. A baseline counts a
+  trajectory once, GAE passes from a context to the next, and each context gets
+  the advantage of its trajectory. The loss stays one of rows. Ratios and means
+  of sequences are those of single contexts.
+
+  Args:
+    algorithm: Any algorithm. Wrap it with `corrected` or `with_observations`
+      afterwards, not before.
+    contexts: Number S of rows per trajectory.
+  """
+  if contexts == 1:
+    return algorithm
+
+  def advantages(batch):
+    return jax.tree.map(
+        lambda x: x.reshape(len(batch.rewards), -1) if x.ndim > 1 else (
+            x.repeat(contexts)),
+        algorithm.advantages(episodes(batch, contexts)))
+
+  return dataclasses.replace(algorithm, advantages=advantages)
+
+
+def episodes(batch: Batch, contexts: int) -> Batch:
+  """Returns a batch with one row per trajectory instead of one per context.
+
+  Arrays [B T] become [B/S S*T]. Of the others, each row has the entry of its
+  first context, and is in the loss if any context is.
+  """
+  def joined(x: Any) -> Any:
+    if x.ndim > 1:
+      return x.reshape(len(x) // contexts, -1)
+    return x[::contexts]
+
+  in_loss = batch.in_loss.reshape(-1, contexts).any(1)
+  return dataclasses.replace(jax.tree.map(joined, batch), in_loss=in_loss)

@@ -1,0 +1,91 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for a conversation whose context is full; `Budgets.when_full` has one.
+
+  stop       The trajectory ends. Its stop reason is length_limit.
+  drop       A new context begins with the whole conversation, in which the
+             oldest observations are replaced by a short note.
+  summarise  The policy is asked for a summary. A new context begins with the
+             question, the summary, and the last action and its observation.
+
+The policy's tokens are trained on in the context in which they were sampled,
+with all tokens that it had read there, exactly.
+"""
+
+from __future__ import annotations
+
+from searchrl.agent import dialogue as dialogues
+from searchrl.agent.dialogue import Dialogue
+from searchrl.agent.markup import neutralise
+from searchrl.trajectory import Action, ToolResult, Trajectory
+
+RULES = ('stop', 'drop', 'summarise')
+_LEFT_OUT = ToolResult('Left out to make room.')
+_NOTE_TOKENS = 32  # limit of the note's length; it is shorter
+_NOTES = '\nNotes on what was found so far:\n'
+
+
+def without_oldest(
+    trajectory: Trajectory,
+    observation: tuple[int, ...],
+    *,
+    dialogue: Dialogue,
+    tokenizer,
+    target: int,
+) -> tuple[int, ...]:
+  """Returns the tokens of a conversation without its oldest observations.
+
+  As many are replaced by a note as it takes to have at most `target` tokens;
+  the last one never is. Observations that are no longer than the note stay.
+
+  Args:
+    trajectory: The conversation so far.
+    observation: Tokens of its last observation.
+    dialogue: The protocol.
+    tokenizer: The tokenizer; see `agent.tokenizer`.
+    target: Number of tokens. There are more if all notes are not enough.
+  """
+  turns = trajectory.turns
+  observed = [*(turn.observation_tokens for turn in turns[:-1]), observation]
+  total = len(trajectory.prompt_tokens) + sum(
+      len(turn.action_tokens) + len(tokens)
+      for turn, tokens in zip(turns, observed))
+  for number, turn in enumerate(turns[:-1]):
+    if total <= target:
+      break
+    note = dialogues.observation(
+        dialogue, _LEFT_OUT, tokenizer, passage_tokens=_NOTE_TOKENS,
+        action_tokens=turn.action_tokens).tokens
+    if len(note) < len(observed[number]):
+      total -= len(observed[number]) - len(note)
+      observed[number] = note
+  return sum((turn.action_tokens + tokens
+              for turn, tokens in zip(turns, observed)),
+             trajectory.prompt_tokens)
+
+
+def after_summary(trajectory: Trajectory, *, dialogue: Dialogue, tokenizer
+                 ) -> tuple[int, ...]:
+  """Returns the tokens of a context that begins with the last turn's summary.
+
+  After the question and the summary, it has the action before and its
+  observation. The summary is shown as data: tags in it are broken.
+  """
+  *_, acted, summary = trajectory.turns
+  notes = neutralise(summary.action.texts[0], dialogue.tag_names)
+  question = trajectory.question.text + _NOTES + notes
+  return (*dialogues.opening(dialogue, question, tokenizer),
+          *acted.action_tokens, *acted.observation_tokens)
+
+
+def summary(dialogue: Dialogue, text: str) -> Action:
+  """Returns the action of a turn that was asked for a summary.
+
+  It is an answer if the policy answers instead. Thoughts before the summary are
+  left out.
+  """
+  action = dialogue.parse(text)
+  if action.kind == 'answer':
+    return action
+  return Action('summary', (text.rpartition('</think>')[2].strip(),))
+
