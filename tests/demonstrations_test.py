@@ -84,6 +84,22 @@ def test_a_line_has_the_ids_of_the_rollout_and_trains_on_the_policys(
   assert [piece['trained'] for piece in line] == [False, True, False, True]
 
 
+def test_each_context_has_a_line_of_its_own():
+  tokenizer = TOKENIZERS['qwen2']
+  trajectory = sampled(dialogues.search_r1(tokenizer), tokenizer, 'a',
+                       '<answer> b </answer>')
+  first, last = trajectory.turns
+  trajectory = dataclasses.replace(trajectory, turns=(
+      first, dataclasses.replace(
+          last, opens_context=True, lead_tokens=tokenizer.encode('notes'))))
+  lines = demonstrations.lines(trajectory, tokenizer, untrained=(0,))
+  assert [[(piece['text'], piece['trained']) for piece in line['segments'][-2:]]
+          for line in lines] == [
+              [(tokenizer.decode(trajectory.prompt_tokens), False),
+               ('a', False)],
+              [('notes', False), ('<answer> b </answer>', True)]]
+
+
 def ids_of(pieces, tokenizer, first=False):
   """Segments that the trainer reads, after a round trip through JSON."""
   records = [json.loads(json.dumps(piece.record)) for piece in pieces]
