@@ -388,7 +388,7 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
   return [(words[0].removeprefix('--config='), words[1:]) for words in parsed]
 
 
-@pytest.mark.parametrize('document', [*TEXTS, *CONFIGS])
+@pytest.mark.parametrize('document', CONFIGS)
 def test_flags_of_commands_exist(document):
   for config, words in commands(read(document)):
     file, _, size = config.partition(':')
