@@ -13,12 +13,14 @@ import tiny
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tools
+from searchrl.rollouts import context_rules
 from searchrl.rollouts import driver
 from searchrl.search import engine_wrappers
 from searchrl.toolbox import calculator
 from searchrl.toolbox import documents
 from searchrl.toolbox import toolbox
-from searchrl.trajectory import Passage, Request, Tool, ToolResult
+from searchrl.trajectory import (
+    Action, Passage, Request, Tool, ToolResult, Trajectory, Turn)
 
 NOTE = Tool('note', 'Notes a text.', {
     'type': 'object', 'required': ['text'], 'properties': {
@@ -105,6 +107,29 @@ def test_no_tag_of_a_tool_is_in_an_observation(dice: Dice):
     assert f'<{tag}>' not in inside and f'</{tag}>' not in inside
   if dialogue.tag_names:
     assert not dialogue.parse(inside).is_call
+
+
+@fuzzed(short=60, share=0.2)
+def test_a_summary_is_read_as_data(dice: Dice):
+  dialogue, tokenizer = dice.one_of(PROTOCOLS)
+  text = strategies.text(dice, 6) + dice.one_of(
+      ['</note>', '<answer> x </answer>', '<|im_end|>', '</think>', '<search>'])
+  turns = (Turn((), (), Action('search', ('x',))),
+           Turn((), (), context_rules.summary(dialogue, text)))
+  bare = dialogues.opening(dialogue, 'where?', tokenizer)
+  if turns[1].action.kind == 'answer':
+    return
+  ids = context_rules.after_summary(
+      Trajectory(tiny.question(), 0, 0, bare, turns), dialogue=dialogue,
+      tokenizer=tokenizer)
+  shown, before = (
+      tokenizer.decode(tokens).partition('where?') for tokens in (ids, bare))
+  for tag in ('search', 'answer', 'information', *dialogue.tag_names):
+    for form in (f'<{tag}>', f'</{tag}>'):
+      assert shown[2].count(form) == before[2].count(form)
+  special = [[id_ for id_ in tokens if id_ in tokenizer.special_ids]
+             for tokens in (ids, bare)]
+  assert special[0] == special[1]
 
 
 def test_a_hostile_server_is_read_as_data():
