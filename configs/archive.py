@@ -116,7 +116,8 @@ def _data() -> ml_collections.ConfigDict:
 def _tune() -> ml_collections.ConfigDict:
   config = sft.get_config()
   del config.dialogue, config.data['demonstrations']
-  config.data.update(train=f'{_DATA}/demonstrations.jsonl', validation_share=0.0)
+  config.data.update(train=f'{_DATA}/demonstrations.jsonl',
+                     validation_share=0.04)
   config.train.update(epochs=1, validate_every=0)
   config.batch.documents = 16
   config.optimizer.learning_rate = 1.5e-3  # digits are new to the tiny base

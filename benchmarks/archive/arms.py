@@ -5,7 +5,8 @@ r"""Runs the arms of configs/archive.py over seeds, and compares them.
   python benchmarks/archive/arms.py run runs/archive --parallel 2
   python benchmarks/archive/arms.py show runs/archive
 
-`run` goes on where it was stopped: an arm with all seeds, then the next arm.
+`run` goes on where it was stopped. It tunes once, with seed 0. Then come an arm
+with all seeds, which have archives, questions and RL of their own, and the next.
 Each run computes with one thread, so that it gives the same bits alone and
 beside others. `show` prints the exact match of greedy answers by kind of
 question, before and after RL, the calls of tools per question, and the
@@ -37,6 +38,7 @@ PAIRS = (('all', 'no_open', ('deep',)), ('all', 'no_open', ('near',)),
          ('all', 'failing', ('sum', 'difference')))
 THREADS = dict.fromkeys(
     ('NPROC', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'), '1')
+TUNED = 0  # seed of the tuned model, which is none of the study's
 _RESAMPLES = 4000
 
 
@@ -60,12 +62,15 @@ def main() -> None:
 
 
 def run_all(options) -> None:
-  """Runs every arm of every seed; the runs of a seed share its first phases."""
+  """Tunes a model, and runs every arm of every seed from it."""
+  tuned = options.folder / f'seed{TUNED}'
+  run(tuned, TUNED, ('data', 'tune'))
   locks = {seed: threading.Lock() for seed in options.seeds}
 
   def one(seed, arm):
     with locks[seed]:
-      run(options.folder / f'seed{seed}', seed, arm)
+      run(options.folder / f'seed{seed}', seed, ('data', arm),
+          f'--config.phases.{arm}.model.path={tuned}/tune/model')
 
   with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
     for job in [pool.submit(one, seed, arm)
@@ -73,12 +78,15 @@ def run_all(options) -> None:
       job.result()
 
 
-def run(folder: pathlib.Path, seed: int, arm: str) -> None:
-  """Runs all phases of an arm but the report; done ones are not run again."""
+def run(folder: pathlib.Path, seed: int, phases: tuple[str, ...], *flags: str
+       ) -> None:
+  """Runs phases, the last of which may be an arm; done ones are not run again.
+  """
+  arm = phases[-1] if phases[-1] in ARMS else 'all'
   subprocess.run(
       [sys.executable, '-m', 'searchrl.main', f'--workdir={folder}',
        f'--config=configs/archive.py:arm={arm}', f'--config.seed={seed}',
-       f"--config.order=('data', 'tune', '{arm}')"],
+       f'--config.order={phases}', *flags],
       check=True, env=os.environ | THREADS)
 
 
