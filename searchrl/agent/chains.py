@@ -58,7 +58,7 @@ def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
     metadata: Metadata, whose chain is [[query, answer], ...]. It may also have
       poor_queries: for each hop a list of queries, or of pairs of a query and
       the text that it finds.
-    place: Place of the question, for the error.
+    place: File and line of the question, for the error.
 
   Raises:
     ValueError: The chain has another form.

@@ -78,7 +78,7 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
     messages: Dicts of role and content. At least one message of role
       'assistant' comes after another message.
     tokenizer: The model's tokenizer.
-    place: Place of the conversation, for the error.
+    place: File and line of the conversation, for the error.
     tools: Descriptions of the tools, which the template writes.
 
   Raises:

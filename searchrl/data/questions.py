@@ -320,7 +320,7 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
 
 def _mix_of_own(questions: Sequence[Question], stages: Sequence[Stage]
                ) -> Sequence[Stage]:
-  """Returns the mix if it fits a user's questions; () for an unfit default."""
+  """Returns the mix for a user's questions; () for an unsuitable default."""
   present, shares = {question.hops for question in questions}, stages[0][1]
   if not shares or len(present) == 1:
     return stages

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health of a run: validation, silent steps, guards and rollbacks.
 
-A step is silent if all outcomes in each of its groups are equal, so that
-nothing is learned. The loop calls `Health` before and after each step. `guards`
-makes the decisions, and `rollbacks` makes rollbacks that survive a kill.
+A step is silent if nothing can be learned from it, because all outcomes of each
+group are equal. If the algorithm has no groups, all outcomes of the step are.
+The loop calls `Health` before and after each step. `guards` makes the
+decisions, and `rollbacks` makes rollbacks that survive a kill.
 """
 
 from collections.abc import Callable, Mapping

@@ -65,7 +65,7 @@ def opened(workdir: str) -> Iterator[str]:
   """Yields the local folder of a job, and pushes it when the body ends.
 
   Args:
-    workdir: Local folder, which is yielded as it is, or address of a store.
+    workdir: Local folder, which is yielded unchanged, or address of a store.
 
   Raises:
     ValueError: The store cannot be read, another process uses its local folder,

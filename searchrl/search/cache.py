@@ -106,7 +106,7 @@ class Cached:
   def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages | SearchError]:
     """Returns the results that are in memory or in the file.
 
-    Those in memory become the newest.
+    They become the newest results in memory.
     """
     with self._lock:
       recent = {key: self._recent[key] for key in keys if key in self._recent}

@@ -86,7 +86,7 @@ def toolset(tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
            ) -> Wrapped:
   """Returns one object with the functions of a dialogue's tools.
 
-  If it is called itself, it searches.
+  A call of the object itself is a search.
 
   Args:
     tools: Function of each tool; see `trajectory.Tool`.

@@ -160,8 +160,8 @@ class HttpServer:
     """Returns the body of a request, if it has at most `max_bytes` bytes.
 
     Raises:
-      Refused: The token is missing (401), too many requests are under way
-        (503), the body is too large (413), or it did not arrive in time (408).
+      Refused: The token is missing (401), too many requests are open (503), the
+        body is too large (413), or it did not arrive in time (408).
       ClientDisconnect: The client disconnected.
     """
     options = self._options

@@ -358,7 +358,7 @@ def make(
     rows: Number B of rows of every batch.
     length: Number T of tokens of every row of a batch.
     minibatches: Number of optimiser steps per batch, each on consecutive rows.
-    microbatch_rows: Number of packed rows on all devices at one time. The
+    microbatch_rows: Number of packed rows per micro-batch, on all devices. The
       default is 2, rounded up to a multiple of the number of parts into which
       the mesh splits rows.
     pack_length: Number of tokens of a packed row. The default is T.

@@ -343,8 +343,8 @@ def to_batch(documents: Sequence[Document], *, rows: int, length: int,
   """Returns documents as a batch [B T] for the learner, each with reward 1.
 
   Args:
-    documents: Documents no longer than `length`. The first token of each is not
-      trained on, because nothing precedes it.
+    documents: Documents of at most `length` tokens. The first token of each is
+      not trained on, because nothing precedes it.
     rows: Number B of rows. Rows without a document are empty.
     length: Number T of tokens per row.
     pad_id: Token id of the padding.

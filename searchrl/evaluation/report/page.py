@@ -153,7 +153,10 @@ def _compared(run: reading.Run) -> list[dict[str, Any]]:
 
 
 def _tables(run: reading.Run) -> list[dict[str, Any]]:
-  """Returns a run's evaluation tables; a single one is shown open."""
+  """Returns a run's evaluation tables.
+
+  The table of a folder with only an evaluation is shown open.
+  """
   result = []
   for where, rows in run.tables.items():
     columns = list(dict.fromkeys(key for row in rows for key in row))

@@ -74,7 +74,7 @@ class Completions:
 
   def __call__(
       self, tasks: Sequence[documents.Task]) -> list[str | SearchError]:
-    """Returns a text or a SearchError for each task, one by one."""
+    """Returns a text for each task, or a SearchError if this task failed."""
     prompts = [self._prompts.of(task) for task in tasks]
     texts = iter(self._rehearsal.watch(self._texts, [
         (prompt, task.seed) for prompt, task in zip(prompts, tasks)

@@ -41,7 +41,7 @@ def build(
 ) -> dict[str, Any]:
   """Builds an index of a store, and tunes its search.
 
-  A build that is interrupted leaves no index.
+  An interrupted build leaves the folder unchanged.
 
   Args:
     kind: Kind of index, 'scann' or 'hnsw'.

@@ -27,7 +27,7 @@ _BLOCK = 65_536  # texts per block
 
 def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
           k1: float = 0.9, b: float = 0.4) -> dict[str, Any]:
-  """Writes an index. A build that is interrupted leaves no index.
+  """Writes an index. An interrupted build leaves the folder unchanged.
 
   Args:
     texts: Texts of the passages, in the order of the corpus.

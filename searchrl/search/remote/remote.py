@@ -47,7 +47,7 @@ class Remote:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Returns the results of queries, of which equal ones are sent once.
+    """Returns the results of queries, and sends equal queries only once.
 
     A blank query finds nothing and is not sent. If a request and all its parts
     fail, their queries get its SearchError.

@@ -45,7 +45,7 @@ class Web:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Returns the results of queries, of which equal ones are sent once.
+    """Returns the results of queries, and sends equal queries only once.
 
     A blank query finds nothing and is not sent.
     """
