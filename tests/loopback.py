@@ -114,7 +114,7 @@ def start(
       'JAX_COORDINATOR_ADDRESS': f'127.0.0.1:{_free_port()}',
       'JAX_NUM_PROCESSES': str(processes),
       'SEARCHRL_START_SECS': '60', 'SEARCHRL_HEARTBEAT_SECS': '10',
-      'SEARCHRL_SHUTDOWN_SECS': '20',
+      'SEARCHRL_SHUTDOWN_SECS': '90',
       'PYTHONPATH': f'{ROOT}{os.pathsep}{ROOT / "tests"}',
       **(env or {})}
   with tempfile.TemporaryDirectory(prefix='loopback') as folder:
