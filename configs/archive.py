@@ -137,7 +137,7 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
       f'{name}={_DATA}/test_{name}.jsonl' for name in SETS)
   config.evaluate.update(noise=False, decodings=('greedy',), every=0, limit=0,
                          num_sets_during=0, initial=arm in ('all', 'random'))
-  config.train.num_steps = 40
+  config.train.num_steps = 24
   for name, value in ARMS[arm].items():
     config[name] = value
   return config
