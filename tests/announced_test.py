@@ -62,6 +62,7 @@ def check_compiled(programs, names) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_training_run_announces_what_it_compiles_loads_and_evaluates(
     tmp_path):
   phases, programs, _ = command(

@@ -208,6 +208,7 @@ def exact_on_eight(corpus):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_on_several_devices_each_step_is_sampled_a_step_ahead(tmp_path):
   """Decoding, exact search and updates share them; results as they arrive."""
   assert jax.device_count() == 8
@@ -249,6 +250,7 @@ def test_an_asynchronous_run_that_is_killed_ends_with_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_asynchronous_runs_are_equal_and_steps_count_their_own_searches(
     tmp_path):
   for name in ('one', 'two'):

@@ -29,10 +29,9 @@ def trajectories_of(folder, step):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize('recipe, rule', [
-    ('grpo', 'drop'),
-    pytest.param('ppo', 'summarise', marks=pytest.mark.long),
-    pytest.param('gigpo', 'summarise', marks=pytest.mark.long)])
+    ('grpo', 'drop'), ('ppo', 'summarise'), ('gigpo', 'summarise')])
 def test_a_run_with_several_contexts_is_killed_and_resumed(
     tmp_path, recipe, rule):
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'

@@ -19,6 +19,7 @@ from tools import tiny_base
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_interrupted_making_ends_in_the_same_bytes(tmp_path):
   config = tiny_base.get_config('smoke')
   make_tiny_base.run(config, str(tmp_path / 'whole'))

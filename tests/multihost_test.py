@@ -37,18 +37,24 @@ ARGUMENTS = (
     # Quick, and with outcomes that differ: one search, then an answer.
     '--config.data.mix=(1,)', '--config.data.per_hop=(100,)',
     '--config.rollout.budgets.max_turns=2', '--config.rollout.budgets.top_k=1')
+COUNTS = pytest.mark.parametrize(
+    'count', [2, pytest.param(4, marks=pytest.mark.long)])
 # Of the first process's own share of the searches.
 OF_ONE = ('search/queries', 'search/batch_size')
 
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-  """The three runs, by how many processes they had, and how one was stopped."""
+  """Runs by how many processes they had, and how one of them was stopped.
+
+  `run(count)` makes a run that is not there yet.
+  """
   top = tmp_path_factory.mktemp('runs')
   folder = {count: top / str(count) for count in (1, 2, 4)}
   # XLA cuts large matrix products for as many threads as a process has, which
   # decides last bits: as many as devices, unless NPROC asks for more.
-  env = {'JAX_COMPILATION_CACHE_DIR': str(top / 'cache'), 'NPROC': '4'}
+  env = {'NPROC': '4'}
+  done = {}
 
   def start(count):
     return loopback.start(
@@ -60,6 +66,11 @@ def runs(tmp_path_factory):
     assert all(d.returncode == code for d in done), group.logs()
     return done
 
+  def run(count):
+    if count not in done:
+      with start(count) as group:
+        done[count] = end(group)
+
   with start(1) as alone:  # compiles on one core, and the others on another
     with start(2) as group:
       _wait_for_step(1, folder[2] / metrics.FILE, group)
@@ -69,12 +80,10 @@ def runs(tmp_path_factory):
           steps=checkpoint.steps(folder[2] / 'checkpoints'),
           lines=train_test.lines(folder[2]),
           exported=(folder[2] / 'model').exists())
-    done = {}
-    for count in (2, 4):
-      with start(count) as group:
-        done[count] = end(group)
+    run(2)
     done[1] = end(alone)
-  return types.SimpleNamespace(folder=folder, done=done, stopped=stopped)
+  return types.SimpleNamespace(
+      folder=folder, done=done, stopped=stopped, run=run)
 
 
 def _wait_for_step(step, file, group):
@@ -120,8 +129,9 @@ def test_attention_spans_as_much_of_the_cache_everywhere(runs):
         runs.folder[1], step)) <= 512 // 2 - 16  # that a decode samples
 
 
-@pytest.mark.parametrize('count', [2, 4])
+@COUNTS
 def test_layouts_agree_bit_for_bit(runs, count):
+  runs.run(count)
   here, alone = runs.folder[count], runs.folder[1]
   for step in range(1, STEPS + 1):
     name = f'trajectories/step_{step:06d}.jsonl.gz'  # ids, log-probs, rewards
@@ -131,8 +141,9 @@ def test_layouts_agree_bit_for_bit(runs, count):
   assert (here / name).read_bytes() == (alone / name).read_bytes()
 
 
-@pytest.mark.parametrize('count', [2, 4])
+@COUNTS
 def test_metrics_are_those_of_one_process(runs, count):
+  runs.run(count)
   ours, alone = ([
       {name: x for name, x in line.items() if name not in OF_ONE}
       for line in train_test.lines(runs.folder[n])] for n in (count, 1))
@@ -141,8 +152,9 @@ def test_metrics_are_those_of_one_process(runs, count):
   assert any(line['actor/grad_norm'] > 0 for line in ours)
 
 
-@pytest.mark.parametrize('count', [2, 4])
+@COUNTS
 def test_the_first_process_alone_writes_and_prints(runs, count):
+  runs.run(count)
   assert files_of(runs.folder[count]) == files_of(runs.folder[1])
   for step in range(1, STEPS + 1):
     trajectories = trajectories_of(runs.folder[count], step)
@@ -159,7 +171,7 @@ def test_the_first_process_alone_writes_and_prints(runs, count):
 
 
 def test_exported_model_is_the_last_checkpoint(runs):
-  folder = runs.folder[4]
+  folder = runs.folder[2]
   params = weights.load(
       folder / 'model', weights.read_config(folder / 'model'))
   step, state, _ = checkpoint.restore(
@@ -182,6 +194,7 @@ def test_sigterm_to_one_process_ends_all_at_the_same_step(runs):
   assert f'Resumed at step {step} of ' in resumed.stderr
 
 
+@pytest.mark.long
 def test_two_processes_roll_back_and_end_alike(tmp_path):
   """Each step breaks a rule: back once, and the second time is the end."""
   with loopback.start(

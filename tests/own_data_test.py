@@ -137,6 +137,7 @@ def test_training_is_evaluated_at_every_due_step_once(run):
 
 
 @pytest.mark.parametrize('run', ['jsonl'], indirect=True)
+@pytest.mark.long
 def test_evaluation_changes_nothing_in_training(run, tmp_path):
   folder, config = run
   config.evaluate.update(every=0, limit=0)  # free to change

@@ -220,6 +220,7 @@ def test_s3_refuses_a_bucket_that_is_missing_and_a_turn_that_exists(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_goes_on_from_s3_on_another_machine_with_equal_bits(
     bucket, tmp_path):
   """The oracle is a run in a local folder that nobody interrupts."""

@@ -123,6 +123,7 @@ def test_sampler_and_learner_agree_on_log_probs(whole):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_is_prolonged_and_equals_a_longer_one(whole, tmp_path):
   train.run(tiny(dspo, steps=2, checkpoint_every=1), str(tmp_path))
   assert (tmp_path / 'summary.txt').exists()
@@ -192,6 +193,7 @@ def length_reward(trajectory):
 @pytest.mark.parametrize('reward, options, recipe', [
     ('format_em', dict(lambda_f=0.4), dspo),
     ('retrieval', dict(mixed_only=True, needs_search=True, fatal=True), grpo)])
+@pytest.mark.long
 def test_the_studys_rewards_are_trained_on(tmp_path, reward, options, recipe):
   config = tiny(recipe, steps=3)
   config.evaluate.worlds.kinds = ()
