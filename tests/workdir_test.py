@@ -36,6 +36,14 @@ def test_added_and_removed_options_are_named(tmp_path):
     workdir.prepare(tmp_path, dict(new=2, same=0))
 
 
+def test_a_field_that_is_new_and_unset_is_no_change(tmp_path):
+  workdir.prepare(tmp_path, dict(a=dict(old=1)))
+  workdir.prepare(tmp_path, dict(a=dict(old=1, new=2)), unset=('a.new',))
+  assert read(tmp_path) == dict(a=dict(old=1, new=2))
+  with pytest.raises(ValueError, match='a.new: 2 -> 3'):  # is new no more
+    workdir.prepare(tmp_path, dict(a=dict(old=1, new=3)), unset=('a.new',))
+
+
 def test_the_environment_is_that_of_the_beginning(tmp_path):
   workdir.prepare(tmp_path, {})
   file = tmp_path / 'environment.json'

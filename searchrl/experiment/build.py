@@ -17,6 +17,7 @@ from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
 from searchrl.experiment import init_from
 from searchrl.experiment import policy
+from searchrl.experiment import rules
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
 from searchrl.experiment import toolsets
@@ -93,7 +94,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
   config_checks.check_learner(config, recipe)
   free = tuple(name for name in FREE if name != 'train.num_steps' or
                not _depends_on_num_steps(config))
-  workdir = workdirs.Workdir(folder, config, free)
+  workdir = workdirs.Workdir(
+      folder, config, free, tuple(name for name, _ in rules.unset(config)))
   workdir.check()
   model = policy.folder_of(config)
   config_checks.check_experts(config, model.shape)

@@ -36,22 +36,25 @@ class Workdir:
     folder: Directory of the run.
     config: Config of the run, with `allow_changes`.
     free: Names of config fields that may change, such as 'train.num_steps'.
+    unset: Names of config fields that have their default. A run that began
+      before such a field existed has behaved as by its default.
   """
 
   folder: pathlib.Path
   config: Any
   free: tuple[str, ...] = ()
+  unset: tuple[str, ...] = ()
 
   def check(self) -> None:
     """Raises the errors of `prepare`, but writes no file of the run."""
     processes.on_first('workdir?', lambda: check(
-        self.folder, self.config.to_dict(), free=self.free,
+        self.folder, self.config.to_dict(), free=self.free, unset=self.unset,
         allow_changes=self.config.allow_changes))
 
   def prepare(self) -> None:
     """Makes or reopens the directory; see the function `prepare`."""
     processes.on_first('workdir', lambda: prepare(
-        self.folder, self.config.to_dict(), free=self.free,
+        self.folder, self.config.to_dict(), free=self.free, unset=self.unset,
         allow_changes=self.config.allow_changes))
 
   def note(self, name: str, facts: Callable[[], Any]) -> None:
@@ -61,7 +64,8 @@ class Workdir:
 
 
 def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
-            allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
+            allow_changes: bool = False, free: tuple[str, ...] = (),
+            unset: tuple[str, ...] = ()) -> None:
   """Makes or reopens a run's directory, and locks it until this process ends.
 
   Args:
@@ -69,12 +73,13 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
     config: Nested dicts that JSON can represent; written to config.json.
     allow_changes: Whether to continue with a changed config, and write it.
     free: Names of config fields that may change, such as 'train.num_steps'.
+    unset: Names of config fields that have their default; see `Workdir`.
 
   Raises:
     ValueError: The directory belongs to a run with another config, or another
       process uses it.
   """
-  check(folder, config, allow_changes=allow_changes, free=free)
+  check(folder, config, allow_changes=allow_changes, free=free, unset=unset)
   path = pathlib.Path(folder)
   path.mkdir(parents=True, exist_ok=True)
   folder_lock.hold(path)
@@ -84,15 +89,18 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
 
 
 def check(folder: str | pathlib.Path, config: dict[str, Any], *,
-          allow_changes: bool = False, free: tuple[str, ...] = ()) -> None:
+          allow_changes: bool = False, free: tuple[str, ...] = (),
+          unset: tuple[str, ...] = ()) -> None:
   """Raises the errors of `prepare`, but writes no file of the run."""
   path = pathlib.Path(folder)
   if not (path / CONFIG).exists():
     return
   folder_lock.hold(path)  # before its files are read or changed
   if not allow_changes:
-    _check_same(path, 'with another config', read_config(path),
-                _as_json(config), (*free, 'allow_changes'))
+    past = read_config(path)
+    new = {*unset} - _flat(past).keys()
+    _check_same(path, 'with another config', past, _as_json(config),
+                (*free, *new, 'allow_changes'))
 
 
 def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
