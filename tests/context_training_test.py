@@ -49,10 +49,11 @@ def test_a_run_with_several_contexts_is_killed_and_resumed(
   assert any(len(t.contexts) > 1 for t in trajectories)
   assert all(len(context.tokens) <= 200 + 200 for t in trajectories
              for context in t.contexts)
-  assert any(line['actor/grad_norm'] > 0 for line in lines)
+  # A step of PPO may warm up the critic alone.
+  updates = [line for line in lines if line.get('actor/grad_norm', 0) > 0]
   # The learner scores each context as the sampler did.
   assert max(line['training/rollout_logprobs_diff_max']
-             for line in lines if line['actor/grad_norm'] > 0) < 1e-4
+             for line in updates) < 1e-4
   learned = records.read_learned(whole / 'learned/step_000001.jsonl.gz')
   for trajectory in trajectories_of(whole, 1):
     line = learned[trajectory.group, trajectory.sample]
