@@ -292,6 +292,14 @@ def test_turns_are_numbered_through_all_contexts():
         [] if trajectory.is_void else trajectory.turn_rewards, rtol=1e-6)
 
 
+def test_each_turn_needs_its_entry_among_the_rewards():
+  trajectories, batch = made_batch()
+  longer = dataclasses.replace(
+      trajectories[0], turn_rewards=(*trajectories[0].turn_rewards, 1.0))
+  with pytest.raises(ValueError, match='is longer'):
+    turn_fields.with_turns(batch, [longer], 4)
+
+
 def test_a_trajectory_with_too_many_contexts_is_refused():
   trajectories, _ = made_batch()
   with pytest.raises(ValueError, match='has 3 contexts. Raise contexts'):

@@ -325,6 +325,9 @@ def test_a_step_with_few_conversations_or_a_slow_engine_takes_few_slots():
   assert slots() == 256 * 4
   made.rollout.update(questions_per_step=20, group_size=5, tensor=1)
   assert slots() == 13 * 8  # the least multiple of 8 above 100
+  made.rollout.budgets.when_full = 'drop'  # a conversation has rows, and a slot
+  assert memory_plan.rows_of(made) == 400 and slots() == 13 * 8
+  made.rollout.budgets.when_full = 'stop'
   made.rollout.update(questions_per_step=512)
   made.search.engine = 'remote'
   with mock.patch.object(engines.Spec, 'deadline_secs',

@@ -186,7 +186,7 @@ def _slots(config) -> int:
         microbatch_rows=config.learner.microbatch_rows or ways)
   copies = max(size // config.rollout.tensor, 1)
   search = searches.spec(config.search)
-  each = min(_SLOTS[1], -(-rows_of(config) // copies))
+  each = min(_SLOTS[1], -(-documents_of(config) // copies))
   while each > 1:
     trial.rollout.max_num_seqs = each * copies
     is_in_time = search.deadline_secs(
@@ -200,7 +200,7 @@ def _slots(config) -> int:
 def _remat(config) -> tuple[str, int]:
   """Returns the remat and the rows of a micro-batch that `chosen` sets."""
   trial, ways, _ = _trial(config)
-  documents = rows_of(config) // config.learner.get('minibatches', 1)
+  documents = documents_of(config) // config.learner.get('minibatches', 1)
   for remat, each in itertools.product(_REMATS, (2, 1)):
     rows = config.learner.microbatch_rows or each * ways
     if each > 1 and documents < _DOCUMENTS * each * ways:
@@ -282,12 +282,19 @@ def shape_folder(path: str) -> str:
 
 
 def rows_of(config) -> int:
-  """Returns the maximum number of rows or documents in a batch."""
+  """Returns the number of rows of a batch; a context has a row of its own."""
+  contexts = 1
+  if 'rollout' in config and 'rejection' not in config:
+    contexts = policy.budgets_of(config).contexts
+  return documents_of(config) * contexts
+
+
+def documents_of(config) -> int:
+  """Returns the maximum number of trajectories or documents in a batch."""
   if 'rejection' in config:
     return config.rejection.questions_a_round * config.rejection.samples
   if 'rollout' in config:
-    return (config.rollout.questions_per_step * config.rollout.group_size
-            * policy.budgets_of(config).contexts)
+    return config.rollout.questions_per_step * config.rollout.group_size
   return config.batch.documents or config.batch.tokens
 
 

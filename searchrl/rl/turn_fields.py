@@ -30,7 +30,8 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory],
     if not batch.in_baseline[first]:
       continue
     rewards = trajectory.turn_rewards or (None,) * len(trajectory.turns)
-    numbered = enumerate(rewards, start=1)
+    numbered = enumerate([reward for _, reward in zip(
+        trajectory.turns, rewards, strict=True)], start=1)
     for row, context in enumerate(trajectory.contexts, start=first):
       end = len(context.prompt_tokens)
       # A state is a group and a prompt, or an earlier state and what was read.
