@@ -141,7 +141,7 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   _evaluates(config)
   config.rollout.update(questions_per_step=8, group_size=12, max_num_seqs=48)
   config.optimizer.update(learning_rate=2e-5, warmup_steps=2)
-  config.train.update(num_steps=30, checkpoint_every=5, max_rollouts=0)
+  config.train.update(num_steps=24, checkpoint_every=5, max_rollouts=0)
   config.evaluate.every = 0
   config.update(ARMS[arm])
   return config
