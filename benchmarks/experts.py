@@ -20,7 +20,6 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import decode  # adds the root to the path
 # pylint: disable=g-import-not-at-top
@@ -76,17 +75,17 @@ def measured(tokens: int, way, limits, options) -> str:
 
 def draw(tokens: int, options):
   """Returns (tokens, weights, gate, up, down), ids and an output's gradient."""
-  rng, (width, inner) = np.random.default_rng(options.seed), options.widths
-  normal = lambda *shape: jnp.asarray(
-      rng.standard_normal(shape, np.float32) / np.sqrt(shape[-2]), options.dtype)
+  width, inner = options.widths
+  keys = iter(jax.random.split(jax.random.key(options.seed), 7))
+  normal = lambda *shape: jax.random.normal(next(keys), shape, options.dtype)
   # Some experts are chosen several times as often as others.
-  logits = rng.normal(size=(tokens, options.experts)) + rng.normal(
-      size=options.experts)
-  routing = experts.route(jnp.asarray(logits, jnp.float32), options.chosen, True)
-  x, cotangent = (jnp.asarray(rng.standard_normal((tokens, width), np.float32),
-                              options.dtype) for _ in range(2))
+  logits = (normal(tokens, options.experts) + normal(options.experts)).astype(
+      jnp.float32)
+  routing = experts.route(logits, options.chosen, True)
+  x, cotangent = normal(tokens, width), normal(tokens, width)
   shapes = ((width, inner), (width, inner), (inner, width))
-  kernels = [normal(options.experts, *shape) for shape in shapes]
+  kernels = [normal(options.experts, *shape) / jnp.sqrt(shape[0]).astype(
+      options.dtype) for shape in shapes]
   return (x, routing.weights, *kernels), routing.ids, cotangent
 
 

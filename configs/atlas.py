@@ -28,11 +28,11 @@ before it. The arms are grpo, dspo, lora, fee, no_search, unmasked, format,
 random and dense; ARMS below says what each changes. A user with a network may
 set another model, by its hub id: --config.model=Qwen/Qwen2.5-0.5B-Instruct.
 
-Hardware: 2 CPU cores, or a GPU. Time: an estimated hour and a half for 30 steps
-on two cores, some four minutes on an H200. Result: greedy exact match of 300 test
-questions .28 -> .61, .49, .51 with seeds 0, 1, 2; of 2 hops, whose kinds were
-not shown, .01 -> .73, .55, .55 (benchmarks/atlas/README.md, with the hypotheses
-and the other arms).
+Hardware: 2 CPU cores, or a GPU. Time: for 30 steps, an estimated hour and a half
+to three hours on two cores, depending on the cores; some four minutes on an
+H200. Result: greedy exact match of 300 test questions .28 -> .61, .49, .51 with
+seeds 0, 1, 2; of 2 hops, whose kinds were not shown, .01 -> .73, .55, .55
+(benchmarks/atlas/README.md, with the hypotheses and the other arms).
 """
 
 from typing import Any
@@ -141,7 +141,7 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   _evaluates(config)
   config.rollout.update(questions_per_step=8, group_size=12, max_num_seqs=48)
   config.optimizer.update(learning_rate=2e-5, warmup_steps=2)
-  config.train.update(num_steps=24, checkpoint_every=5, max_rollouts=0)
+  config.train.update(num_steps=30, checkpoint_every=5, max_rollouts=0)
   config.evaluate.every = 0
   config.update(ARMS[arm])
   return config
