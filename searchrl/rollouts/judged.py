@@ -3,8 +3,8 @@
 """Rewards of a judge: a language model says whether an answer is right.
 
 `judged` asks a server with OpenAI's chat API, and `judged_in_process` asks a
-model in the policy's engine. Both send PROMPT and read the line of the verdict.
-An answer that cannot be judged gets a JudgeError: its trajectory is in no
+model in the policy's engine. Both send the prompt of a grader, ours or
+SimpleQA's, and read its verdict. An answer that cannot be judged gets a JudgeError: its trajectory is in no
 baseline and in no loss. A trajectory without an answer is wrong and is not
 sent.
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+import dataclasses
 import json
 import pathlib
 import re
 from typing import Any
 
+from searchrl.agent import dialogue
 from searchrl.agent import rewards
 from searchrl.agent.rewards import JudgeError
 from searchrl.rollouts import served_teacher
@@ -46,6 +48,7 @@ Answer to grade: {answer}
 End with one line that is "Verdict: correct" or "Verdict: incorrect".'''
 
 _VERDICT = re.compile(r'^\W*verdict\W+(correct|incorrect)\W*$', re.I | re.M)
+_GRADE = re.compile(r'\b(?:(A|CORRECT)|B|INCORRECT|C|NOT[_ ]ATTEMPTED)\b')
 _ANSWER_CHARS = 2000  # an answer's characters that a judge reads
 _RESPONSE_BYTES = 2**22
 Verdict = bool | JudgeError
@@ -53,7 +56,8 @@ Verdict = bool | JudgeError
 
 def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
            max_tokens: int = 512, connections: int = 32, cache_path: str = '',
-           token_env: str = '', **retries: Any) -> rewards.Judge:
+           token_env: str = '', grader: str = 'searchrl', **retries: Any
+          ) -> rewards.Judge:
   """Returns the judge that asks a server: 1 for a right answer, else 0.
 
   Trajectories with equal questions, answers and reference answers are sent to
@@ -72,6 +76,7 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
     cache_path: Path of a SQLite file of verdicts; '': no cache.
     token_env: Name of the environment variable whose value is sent as a bearer
       token; '': none is sent.
+    grader: Name of the grader: 'searchrl', ours, or 'simpleqa'.
     **retries: Fields of `transport.RetryPolicy`, besides its `tries`.
 
   Raises:
@@ -84,6 +89,7 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
     if not value >= least:
       raise ValueError(f'reward_options.{name} must be at least {least}, but '
                        f'is {value}.')
+  form = _grader(grader)
   if not url.startswith(('http://', 'https://')):
     raise ValueError(
         'reward_options.url must be the address of a chat API, such as '
@@ -108,14 +114,16 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
     new = [prompt for prompt in prompts if prompt not in known]
     with futures.ThreadPoolExecutor(connections) as threads:
       found = dict(zip(new, threads.map(
-          lambda prompt: _first_verdict(reply, prompt, tries), new)))
+          lambda prompt: _first_verdict(reply, prompt, tries, form), new)))
     _remember(store, model, found)
     return known | found
 
-  return rewards.Judge(lambda trajectories: score(trajectories, verdicts))
+  return rewards.Judge(
+      lambda trajectories: score(trajectories, verdicts, form))
 
 
-def judged_in_process(play: rewards.Play, *, tries: int = 1) -> rewards.Judge:
+def judged_in_process(play: rewards.Play, *, tries: int = 1,
+                      grader: str = 'searchrl') -> rewards.Judge:
   """Returns the judge that asks the run's solver, config.solver.
 
   The prompt is sent as the solver's question. The verdict is searched for in
@@ -124,7 +132,13 @@ def judged_in_process(play: rewards.Play, *, tries: int = 1) -> rewards.Judge:
   Args:
     play: Solver that plays in the policy's engine.
     tries: Number of replies to each prompt; the first verdict counts.
+    grader: Name of the grader: 'searchrl', ours, or 'simpleqa'.
+
+  Raises:
+    ValueError: There is no grader of this name.
   """
+  form = _grader(grader)
+
   def verdicts(prompts: Sequence[str]) -> Mapping[str, Verdict]:
     tried = play([Question(f'judge:{prompt}', prompt, ())
                   for prompt in prompts], tries)
@@ -132,16 +146,17 @@ def judged_in_process(play: rewards.Play, *, tries: int = 1) -> rewards.Judge:
     for prompt, replies in zip(prompts, tried):
       texts = iter([''.join(turn.text for turn in t.turns) for t in replies])
       found[prompt] = _first_verdict(
-          lambda prompt, number: next(texts), prompt, tries)
+          lambda prompt, number: next(texts), prompt, tries, form)
     return found
 
-  return rewards.Judge(lambda trajectories: score(trajectories, verdicts),
-                       collective=True)
+  return rewards.Judge(
+      lambda trajectories: score(trajectories, verdicts, form),
+      collective=True)
 
 
 def score(trajectories: Sequence[Trajectory],
-          verdicts: Callable[[Sequence[str]], Mapping[str, Verdict]]
-         ) -> list[Scores | JudgeError]:
+          verdicts: Callable[[Sequence[str]], Mapping[str, Verdict]],
+          grader: Grader) -> list[Scores | JudgeError]:
   """Returns a score for each trajectory, or the error of its judge.
 
   The parts are `judged`, the verdict; `em`, exact match; and `agrees_with_em`,
@@ -150,8 +165,9 @@ def score(trajectories: Sequence[Trajectory],
   Args:
     trajectories: Finished trajectories.
     verdicts: Function from a list of different prompts to their verdicts.
+    grader: Form of the prompts.
   """
-  prompts = {n: prompt(t) for n, t in enumerate(trajectories)
+  prompts = {n: grader.prompt(t) for n, t in enumerate(trajectories)
              if (t.answer or '').strip()}
   found = verdicts([*dict.fromkeys(prompts.values())]) if prompts else {}
   result: list[Scores | JudgeError] = []
@@ -167,7 +183,7 @@ def score(trajectories: Sequence[Trajectory],
 
 
 def prompt(trajectory: Trajectory) -> str:
-  """Returns the message that asks for a verdict on a trajectory's answer."""
+  """Returns our message that asks for a verdict on a trajectory's answer."""
   question, answer = trajectory.question, trajectory.answer or ''
   texts = question.text, [*question.answers], answer[:_ANSWER_CHARS]
   return PROMPT.format(**dict(zip(('question', 'golds', 'answer'), (
@@ -181,15 +197,60 @@ def read_verdict(text: str) -> bool | None:
   return verdicts[-1].lower() == 'correct' if verdicts else None
 
 
+def simpleqa_prompt(trajectory: Trajectory) -> str:
+  """Returns SimpleQA's message about a trajectory's answer (third_party).
+
+  Several gold answers are joined by "or". Each text is on one line, so that an
+  answer cannot end the block that quotes it.
+  """
+  question, answer = trajectory.question, trajectory.answer or ''
+  texts = (question.text, ' or '.join(question.answers), answer[:_ANSWER_CHARS])
+  return dialogue.verbatim('simpleqa_grader.txt').format(**dict(zip(
+      ('question', 'target', 'predicted_answer'), (
+          ' '.join(text.split()).encode('utf-8', 'replace').decode()
+          for text in texts))))
+
+
+def read_grade(text: str) -> bool | None:
+  """Returns whether the first grade in a reply is "A"; None if it has none.
+
+  "B", incorrect, and "C", not attempted, are both False. A grade may be spelt
+  out. The published code reads the first capital A, B or C of any word, and so
+  takes "CORRECT" for a "C".
+  """
+  grade = _GRADE.search(text)
+  return bool(grade[1]) if grade else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Grader:
+  """The form of a judge's prompt, and how its reply is read."""
+
+  prompt: Callable[[Trajectory], str]
+  read: Callable[[str], bool | None]  # whether the answer is right; None: unsaid
+
+
+GRADERS = {'searchrl': Grader(prompt, read_verdict),
+           'simpleqa': Grader(simpleqa_prompt, read_grade)}
+
+
+def _grader(name: str) -> Grader:
+  """Returns the grader of a name."""
+  if name not in GRADERS:
+    raise ValueError('reward_options.grader must be one of '
+                     f'{", ".join(GRADERS)}, but is {name!r}.')
+  return GRADERS[name]
+
+
 def _first_verdict(reply: Callable[[str, int], str | SearchError], prompt: str,
-                   tries: int) -> Verdict:
+                   tries: int, grader: Grader) -> Verdict:
   """Returns the first verdict in some replies, or the last reply's error."""
   text = ''
   for number in range(tries):
     replied = reply(prompt, number)
     if isinstance(replied, SearchError):
       return JudgeError(replied.kind, replied.detail)
-    text, verdict = replied, read_verdict(replied)
+    text, verdict = replied, grader.read(replied)
     if verdict is not None:
       return verdict
   return JudgeError('no_verdict', f'the last of {tries} replies ends with '
