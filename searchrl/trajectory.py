@@ -56,7 +56,7 @@ class Passage:
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-  """A query of the policy to an engine, and the trajectory that it is from."""
+  """The policy's query to an engine, and the trajectory that contains it."""
 
   text: str
   top_k: int

@@ -157,9 +157,10 @@ def laptop_answer(tokenizer) -> Dialogue:
 
 
 def laptop_read(tokenizer) -> Dialogue:
-  """Returns the tiny base model's dialogue for a question below passages.
+  """Returns the dialogue in which the tiny base answers from given passages.
 
-  Its question is written by `tools.lessons.with_passages`.
+  The text of a question has the passages above it, in the form that
+  `tools.lessons.with_passages` writes.
   """
   return tags(tokenizer.leading_space + READ_TEMPLATE)
 

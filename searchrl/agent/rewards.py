@@ -82,7 +82,7 @@ def exact_match(answer: str, gold_answers: Sequence[str]) -> float:
 
 
 def cover_match(answer: str, gold_answers: Sequence[str]) -> float:
-  """Returns 1 if the normalised answer contains a gold answer, else 0."""
+  """Returns 1 if the answer contains a gold answer, both normalised; else 0."""
   answer = normalise(answer)
   return float(any(gold in answer for gold in normalised(gold_answers)))
 

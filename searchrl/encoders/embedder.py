@@ -199,10 +199,10 @@ def cached_loader() -> open_index.LoadEncoder:
     """Loads an encoder.
 
     Args:
-      about: Description of an encoder in an index (`Embedder.about`). This
-        encoder is loaded onto all devices of this process. None: an encoder for
-        a new index. It is loaded with the settings of E5 onto one device, so
-        that the vectors do not depend on the number of devices.
+      about: Description of the encoder in an index (`Embedder.about`), for
+        queries on all devices of this process. None: an encoder for a new
+        index, with the settings of E5 and on one device, because the last bits
+        of a vector depend on the number of devices.
       path: Directory of the encoder; '': the directory in the description.
 
     Raises:

@@ -21,7 +21,7 @@ DIGESTS = 'digests.json'  # file of a folder with the SHA-256 of each shard
 
 
 def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
-  """Writes JSON lines to a shard, compressed with gzip, and then its digest."""
+  """Writes a shard, a gzip file of JSON lines, then its digest beside it."""
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
   data = gzip.compress(  # lone surrogates are escaped, as in JSON
       text.encode(errors='backslashreplace'), mtime=0)

@@ -176,14 +176,17 @@ def _nobody(questions: Any, attempts: int) -> Any:
 
 
 def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
-  """Returns the scorer of a config: its reward, with options, and its outcome.
+  """Returns the scorer of a config, which computes rewards and outcomes.
+
+  The outcome says whether an answer is right; filters read it.
 
   Args:
-    config: Config of a run.
-    play: Solver for a reward that takes one; see `experiment.solver`.
+    config: Config of a run. It names both functions and the reward's options.
+    play: Function that lets a solver answer questions, for a reward that needs
+      one; see `experiment.solver`.
 
   Raises:
-    ValueError: Reward or outcome cannot be used.
+    ValueError: A function does not exist, or an argument is missing or unknown.
   """
   outcome = plugins.resolve(config.outcome, field='outcome', ours=_REWARDS)
   if plugins.argument(outcome) in ('', 'trajectories'):
@@ -321,7 +324,16 @@ def algorithm(config) -> algorithms.Algorithm:
 
 def learner(config, recipe, shape, mesh, attention_options,
             lockstep=lambda *facts: None) -> learners.Learner:
-  """Returns the config's learner for a model of a shape."""
+  """Returns the learner that a config describes, for a model of `shape`.
+
+  Args:
+    config: Config of a run.
+    recipe: Algorithm whose loss is minimised.
+    shape: Sizes of the model.
+    mesh: Mesh of the devices.
+    attention_options: Keyword arguments of the model's attention; see `attend`.
+    lockstep: Function that receives facts that must be equal on all processes.
+  """
   updates = config.train.num_steps * config.learner.minibatches
   return learners.make(
       shape, recipe, optimizers.for_run(config.optimizer, updates), mesh,

@@ -37,7 +37,7 @@ class Verdict:
 
   @property
   def rolls_back(self) -> bool:
-    """True if the run must return to an earlier checkpoint."""
+    """True if this verdict sends the run back to an earlier checkpoint."""
     return self.action == ROLLBACK
 
   @property

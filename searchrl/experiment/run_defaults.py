@@ -23,18 +23,18 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
             ) -> Any:
   """Returns a copy of a config whose unset fields are filled in.
 
-  With a run, the model, the dialogue, the engine, the limits of a conversation
-  and the other options are those of the run's training. A field that a flag or
-  a setting has set is not changed. Limits that differ from the run's give a
-  warning. Without a run, the engine is BM25, and the other fields depend on the
-  model; see `model_defaults.resolved`. With a run, no device is used.
+  With a run, they get the values that the run was trained with: model,
+  dialogue, engine, limits of a conversation and so on. No device is used for
+  this. A field that was set by a flag or a setting keeps its value; limits that
+  then differ from the run's give a warning. Without a run, the engine is BM25,
+  and the other fields depend on the model; see `model_defaults.resolved`.
 
   Args:
     config: Config of the job.
     run: Directory of the run, as in `policy.parse_run`. '': none.
     field: Config field that names the run, for errors.
-    folder: Directory of the job, which may have been started before. None: the
-      job has no directory.
+    folder: Directory of the job. If the job was started there before, it keeps
+      the values of its first start. None: the job has no directory.
 
   Raises:
     FileNotFoundError, ValueError: The directory holds no run, or the run lacks

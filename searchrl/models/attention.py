@@ -383,11 +383,13 @@ def self_test(
 
 def differences(shape: tuple[int, ...], dtype: Any, max_segments: int,
                 **options: Any) -> dict[str, float]:
-  """Returns relative differences from the reference, for output and gradients.
+  """Returns differences from the reference, for the output and each gradient.
 
-  The shape is (B, T, H, K, d), and the options are arguments of `causal`. Of
-  the documents of a row, only the first and the last are not empty. The last
-  row ends with padding.
+  They are relative to the reference's largest entry. The inputs are random and
+  have the shape (B, T, H, K, d): rows, tokens, heads, KV heads, head size.
+  Each row has `max_segments` documents, of which all between the first and the
+  last are empty, and the last row ends with padding. The options are arguments
+  of `causal`.
   """
   rows, length, heads, kv_heads, size = shape
   rng = np.random.default_rng(length)

@@ -90,7 +90,7 @@ def _gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
 
 
 class Block(nn.Module):
-  """One layer: full attention, then an MLP; a norm follows each residual."""
+  """One layer: attention to all tokens, then an MLP; each sum is normalised."""
 
   config: EncoderConfig
 

@@ -58,7 +58,7 @@ class Lora:
 
 
 def check(lora: Lora, config: TransformerConfig) -> None:
-  """Raises a ValueError if a target is not a projection of the model."""
+  """Raises a ValueError if the model has no matrix named as a LoRA target."""
   missing = [target for target in lora.targets
              if target not in transformer.abstract(config)['layers']]
   if missing:

@@ -16,7 +16,10 @@ from searchrl.models.transformer import Params, TransformerConfig
 def token_logprobs(params: Params, tokens: Int[Array, 'B T'],
                    config: TransformerConfig, **options: Any
                   ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
-  """Returns only the log-probs and entropies of `token_outputs`."""
+  """Returns the log-prob of each token and the entropy of each position.
+
+  They are those of `token_outputs`, whose other outputs are left out.
+  """
   return token_outputs(params, tokens, config, **options)[:2]
 
 

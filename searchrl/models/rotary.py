@@ -24,7 +24,7 @@ def rotate(
     theta: float,
     scaling: Llama3Rope | None = None,
 ) -> Float[Array, 'B T H d']:
-  """Applies rotary position embedding to pairs from the two halves of d.
+  """Applies rotary position embedding (RoPE) to queries or keys.
 
   Source: Su et al. 2021, arXiv:2104.09864, in the layout of Hugging Face, which
   pairs entry i with entry i + d / 2.

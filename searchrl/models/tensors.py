@@ -57,7 +57,7 @@ class Source:
     return tuple(self.name.format(*index) for index in np.ndindex(self.counts))
 
   def flip(self, items: Sequence[Any]) -> tuple[Any, ...]:
-    """Reverses a tensor's dimensions, between the file's order and ours."""
+    """Reverses items, one per dimension, if the file transposes the tensor."""
     return tuple(items)[::-1] if self.transposed else tuple(items)
 
 

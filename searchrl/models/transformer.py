@@ -322,7 +322,7 @@ def forward_with_load(
 
 def recomputed(layer: Callable[..., Any], remat: bool | str
               ) -> Callable[..., Any]:
-  """Returns a layer whose activations the backward pass recomputes.
+  """Returns the layer, with activations computed again in the backward pass.
 
   `remat` chooses which activations; see `forward_with_load`.
   """

@@ -255,14 +255,15 @@ def reinforce_plus_plus_baseline(
 
 def whiten(
     x: Float[Array, '*N'], where: Bool[Array, '*N']) -> Float[Array, '*N']:
-  """Returns (x - mean) / sqrt(var + 1e-8) over the entries inside the mask.
+  """Returns (x - mean) / sqrt(var + 1e-8) inside the mask `where`, 0 outside.
 
-  The variance is the sample's (ddof=1). Equal entries give exactly 0. The input
-  must be the global batch, because the mean and the variance of a micro-batch
-  differ from those of the batch.
+  Mean and variance are over the entries inside, and the variance is that of a
+  sample (ddof=1). Equal entries give exactly 0. The input must be the global
+  batch, because the mean and the variance of a micro-batch differ from those of
+  the batch.
 
   Source: the whitening of advantages in Search-R1's PPO (arXiv:2503.09516),
-    without its retrieved tokens.
+    where retrieved tokens are in the mean and the variance; here they are not.
   """
   masked.check_shapes(x=x, where=where)
   x = jax.lax.stop_gradient(jnp.where(where, x, 0))

@@ -20,13 +20,13 @@ from searchrl.trajectory import Batch
 
 
 def over_contexts(algorithm: Algorithm, contexts: int) -> Algorithm:
-  """Returns the algorithm for batches with some contexts per trajectory.
+  """Returns the algorithm for batches with S rows (contexts) per trajectory.
 
-  The advantages are those of `algorithm` on whole episodes: it sees one row per
-  trajectory, in which the contexts follow each other. A baseline counts a
-  trajectory once, GAE passes from a context to the next, and each context gets
-  the advantage of its trajectory. The loss stays one of rows. Ratios and means
-  of sequences are those of single contexts.
+  To compute advantages, `algorithm` gets one long row per trajectory, in which
+  its contexts follow each other. So a baseline counts a trajectory once, and
+  GAE continues from one context to the next. The result is cut into contexts
+  again. The loss is computed on these rows: a ratio or a mean over a sequence
+  is over a single context.
 
   Args:
     algorithm: Any algorithm. Wrap it with `corrected` or `with_observations`

@@ -178,10 +178,15 @@ class Generator:
 
   def submit(self, choices: Sequence[Choice],
              put: Callable[[Piece | None], None]) -> Stream:
-    """Queues choices and returns their stream, which calls `put`.
+    """Puts choices into the queue, and returns the stream of their text.
+
+    Args:
+      choices: Continuations to sample.
+      put: Function that the stream calls with each piece of text, and with None
+        at the end.
 
     Raises:
-      Full: There is no room for so many choices to wait.
+      Full: The queue has no room for all of them; none is queued.
       Closed: The generator is closing or has failed.
     """
     stream = Stream(put)

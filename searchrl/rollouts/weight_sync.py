@@ -67,7 +67,7 @@ class Synced:
   secs: float = 0.0
 
   def metrics(self) -> dict[str, float]:
-    """Returns the bytes and seconds of the sync as metrics."""
+    """Returns the bytes and seconds of this sync as metrics."""
     return {'rollout/weight_sync_bytes': float(self.bytes),
             'timing_s/weight_sync': self.secs}
 

@@ -25,7 +25,7 @@ class _Stderr(logging.Handler):
 
 
 def say(text: str) -> None:
-  """Logs a text, with the level that its first word implies."""
+  """Logs a text, as a warning if it begins with "Warning: ", else as info."""
   is_warning = text.startswith('Warning: ')
   LOGGER.log(logging.WARNING if is_warning else logging.INFO, '%s', text)
 

@@ -36,19 +36,20 @@ class _Item:
 
 
 class Batcher:
-  """A thread that combines callers' queries; see the top of this file.
+  """A thread that combines queries of several callers into one search.
 
   Args:
     search: Search engine, called by one thread at a time. An exception becomes
       a SearchError('unavailable') for each query.
     batch_queries: Maximum number of queries in a call.
-    gather_secs: Time for which an idle engine waits for more queries.
-    waiting_queries: Maximum number of waiting queries. More are refused.
+    gather_secs: Seconds to wait for more queries before a search.
+    waiting_queries: Maximum number of waiting queries. A call that would
+      exceed it is refused.
     on_call: Function that receives, for each call, its number of queries, its
       number of distinct queries, and its seconds.
 
   Attributes:
-    waiting: Number of queries that are in no call yet.
+    waiting: Number of queries that have not been sent to the engine yet.
   """
 
   def __init__(self, search: SearchFn, *, batch_queries: int,

@@ -65,7 +65,7 @@ class _Sandbox:
         lambda call: self._run(call.arguments['code']), calls)]
 
   def pop(self) -> dict[str, float]:
-    """Returns the metrics of the requests since the last call."""
+    """Returns metrics of the requests to the sandbox since the last call."""
     return {name.replace('search/remote/', 'tool/python/'): value
             for name, value in self._calls.pop().items()}
 

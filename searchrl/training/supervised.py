@@ -307,13 +307,12 @@ def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
 
   Args:
     lengths: Lengths of the documents, in tokens.
-    seed: Seed of the orders. Each epoch has another order.
+    seed: Seed of the shuffling; each epoch has another order.
     documents: Maximum number of documents per update; 0 means any number.
-    tokens: Maximum number of tokens per update; 0 means any number. A longer
-      document is the only one of its update.
-    epochs: Number of passes over all documents; 0 means as many as `steps`
-      needs.
-    steps: Maximum number of updates; 0 means as many as `epochs` needs.
+    tokens: Maximum number of tokens per update; 0 means any number. A document
+      with more tokens than that gets an update of its own.
+    epochs: Number of passes over all documents; 0: no limit, `steps` decides.
+    steps: Maximum number of updates; 0: no limit, `epochs` decides.
   """
   orders = (np.random.default_rng([seed, epoch]).permutation(len(lengths))
             for epoch in itertools.islice(itertools.count(), epochs or None))

@@ -20,7 +20,7 @@ import numpy as np
 
 
 class Pages:
-  """The pages of the slots of one device.
+  """Table of the pages of the KV cache that the slots of one device have.
 
   Args:
     slots: Number of slots, B, which are numbered from 0.
@@ -29,10 +29,10 @@ class Pages:
     total: Number of pages that all slots share, P.
 
   Attributes:
-    table: Pages of each slot in order, [B N] int32; 0 where it has none.
+    table: Pages of each slot in order, [B N] int32; unused entries are 0.
 
   Raises:
-    ValueError: There are fewer pages than one slot may need.
+    ValueError: There are fewer pages than a slot of full length has.
   """
 
   def __init__(self, slots: int, page: int, slot_pages: int, total: int):

@@ -21,7 +21,7 @@ from searchrl.models.inference.kv_cache import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Append:
-  """Tokens that are added to one slot, which then decodes a turn."""
+  """Tokens for one slot. After reading them, the policy writes a turn there."""
 
   slot: int
   tokens: Sequence[int]  # at least one token

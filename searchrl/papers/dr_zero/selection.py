@@ -83,15 +83,17 @@ def against(trajectory: Trajectory) -> str:
 
 
 def checked(selected: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
-  """Keeps questions that are answered with their evidence, not without it.
+  """Keeps the questions that are answered with their evidence, but not without.
+
+  At least one answer with the evidence must be right, and none without it.
 
   Args:
     selected: Selection from `select`.
-    tried: Numbers of right answers, with evidence and without, for each kept
-      proposal.
+    tried: Numbers of right answers, with evidence and without, for each
+      question of the selection.
 
-  Source: the check in a public fork of Dr. Zero's code. It requires at least
-  one right answer of three with the evidence, and none of three without.
+  Source: the check in a public fork of Dr. Zero's code, which tries three times
+  with the evidence and three times without.
   """
   kept, dropped = [], list(selected.dropped)
   for t, (with_evidence, without) in zip(selected.kept, tried, strict=True):

@@ -83,7 +83,7 @@ class Completions:
             for prompt in prompts]
 
   def pop(self) -> dict[str, float]:
-    """Returns `simulated/tokens` and request metrics since the last call."""
+    """Returns metrics of the simulator since the last call of `pop`."""
     return {'simulated/tokens': self._counts.pop()['tokens'],
             **self._calls.pop()}
 

@@ -32,10 +32,10 @@ def in_chat(tokenizer: Tokenizer) -> Dialogue:
 
 
 def of_writer(tokenizer: Tokenizer) -> Dialogue:
-  """Returns the dialogue of a model that writes documents: one turn of text.
+  """Returns the dialogue of the model that writes documents, in a single turn.
 
-  The prompt is a user's message after an empty system message, as published. A
-  model without a chat template continues the prompt.
+  The prompt is a user's message after an empty system message, as in
+  ZeroSearch's code. Without a chat template, it is plain text to be continued.
   """
   plain = dialogues.continuation(tokenizer)
   return (chat.in_one_turn(plain, tokenizer, system='')

@@ -165,12 +165,14 @@ def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
 
 def read_manifest(folder: pathlib.Path, store: vector_store.Store
                  ) -> dict[str, Any]:
-  """Returns the manifest of a finished index of a store.
+  """Returns the manifest of an index of the store's vectors.
+
+  The manifest is written last, so an index that has one was built to its end.
 
   Raises:
     FileNotFoundError: There is no manifest.
-    ValueError: The manifest is damaged, or belongs to other vectors, or a file
-      is missing or truncated.
+    ValueError: The manifest is damaged, or was written for vectors other than
+      the store's, or a file is missing or truncated.
   """
   manifest = manifests.read(folder)
   recall, fingerprint = manifest.get('recall@3'), manifest.get('of')
@@ -194,15 +196,15 @@ def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
     kind: Kind of index, 'scann' or 'hnsw'.
     store: The vectors.
     folder: Directory of the index.
-    min_recall: Least recall@3 that is accepted, with the tuned settings.
-    **settings: Settings of the search instead of the tuned ones, whose recall
-      was not measured.
+    min_recall: Least recall@3 that the tuned settings must have had.
+    **settings: Settings that replace the tuned ones. Their recall has not been
+      measured.
 
   Raises:
     FileNotFoundError: There is no manifest.
     ValueError: The manifest is not valid (see `read_manifest`), a file has
-      changed since it was written, the recall is below `min_recall`, or the
-      package is missing.
+      changed since it was written, the recall is below `min_recall`, or scann
+      or faiss is not installed.
   """
   module = _module(kind)
   manifest = read_manifest(folder, store)

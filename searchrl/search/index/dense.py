@@ -36,7 +36,7 @@ EncodeFn = Callable[[Sequence[str], Kind], Float[np.ndarray, 'N D']]
 
 
 class Encoder(Protocol):
-  """An EncodeFn with weights, which an index records."""
+  """An EncodeFn with weights, and the description that an index records."""
 
   @property
   def about(self) -> Mapping[str, Any]:
@@ -133,7 +133,7 @@ def _hash(gram: str) -> int:
 
 def ngram_recipe(corpus: Corpus, *, dim: int = 512, n: int = 3
                 ) -> dict[str, Any]:
-  """Returns the facts about `ngram_encoder` for the manifest of an index."""
+  """Returns what an index records of `ngram_encoder`, to make it again."""
   facts = json.dumps(['ngrams', dim, n, corpus.digest])
   return {'kind': 'ngrams', 'dim': dim, 'n': n,
           'digest': hashlib.sha256(facts.encode()).hexdigest()}

@@ -39,7 +39,7 @@ class Index:
 
   @property
   def is_joint(self) -> bool:
-    """True if several processes search together."""
+    """True if the rows are split over processes, which search together."""
     return self.finish is not None
 
   def __call__(

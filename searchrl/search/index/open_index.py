@@ -165,11 +165,19 @@ def rows_on_devices(
     memory: float, hosts: int, *, index: str | pathlib.Path,
     backend: str = 'auto', storage: str = 'bfloat16', memory_share: float = 0.3,
 ) -> dict[str, float]:
-  """Returns the bytes that `indexed` puts on a process's accelerators, by name.
+  """Returns the bytes that `indexed` puts on the accelerators of a process.
 
-  The arguments are those of `indexed`, `memory` is the devices' bytes, and
-  `hosts` is the number of processes. If there is no such index, the name says
-  so, and its bytes are not known.
+  There is one key at most, which describes the rows. If the folder has no index,
+  or the rows are too large for the accelerators, the key says so, and the value
+  is 0.
+
+  Args:
+    memory: Bytes of the accelerators of a process.
+    hosts: Number of processes.
+    index: Argument of `indexed`, as are the others.
+    backend: See `indexed`.
+    storage: See `indexed`.
+    memory_share: See `indexed`.
   """
   if not pathlib.Path(index).is_dir():
     return {f'rows of {index}, which is not here and not counted': 0.0}
