@@ -228,10 +228,10 @@ def test_on_several_devices_each_step_is_sampled_a_step_ahead(tmp_path):
       train_test.state_digest(tmp_path / 'deterministic')[0])
 
 
-def command(folder):
+def command(folder, kinds='()'):
   return (1, 'searchrl.main', '--config=configs/grpo.py:smoke',
           '--config.train.num_steps=4', '--config.train.max_staleness=1',
-          '--config.evaluate.worlds.kinds=()',
+          f'--config.evaluate.worlds.kinds={kinds}',
           '--config.train.loggers=()', f'--workdir={folder}')
 
 
@@ -247,6 +247,64 @@ def test_an_asynchronous_run_that_is_killed_ends_with_the_same_bits(tmp_path):
   loopback.run(*command(killed), devices=1, timeout=600)
   assert train_test.lines(killed) == train_test.lines(whole)
   assert train_test.state_digest(killed) == train_test.state_digest(whole)
+
+
+def on_four(folder, *flags):
+  return (*command(folder, "('known',)"),
+          '--config.evaluate.worlds.questions_per_hop=1',
+          '--config.evaluate.every=2', '--config.evaluate.noise=False', *flags)
+
+
+@pytest.fixture(scope='module')
+def apart(tmp_path_factory):
+  """An uninterrupted run whose last two of four devices sample."""
+  folder = tmp_path_factory.mktemp('meshes') / 'apart'
+  loopback.run(*on_four(folder, '--config.train.rollout_devices=2'), devices=4,
+               timeout=600)
+  return folder
+
+
+def trajectories_of(folder):
+  return [(t.tokens, t.behavior_logprobs, t.reward, t.policy_step)
+          for file in sorted((folder / 'trajectories').iterdir())
+          for t in records.read(file)]
+
+
+@pytest.mark.slow
+def test_devices_that_only_sample_give_the_same_samples_and_losses(
+    apart, tmp_path):
+  """One device that does both: all metrics are equal but for rounding."""
+  shared = tmp_path / 'shared'
+  loopback.run(*on_four(shared), devices=1, timeout=600)
+  tokens, logprobs, *rest = zip(*trajectories_of(shared))
+  apart_tokens, apart_logprobs, *apart_rest = zip(*trajectories_of(apart))
+  assert apart_tokens == tokens and apart_rest == rest
+  for ours, theirs in zip(apart_logprobs, logprobs):
+    assert ours == pytest.approx(theirs, abs=1e-3)
+  for ours, theirs in zip(train_test.lines(apart), train_test.lines(shared)):
+    assert ours.keys() == theirs.keys()
+    for name in ours.keys() & {'actor/pg_loss', 'actor/entropy',
+                               'training/staleness/max'}:
+      assert ours[name] == pytest.approx(theirs[name], rel=1e-2, abs=1e-4)
+  stale = [line['training/staleness/max'] for line in train_test.lines(apart)
+           if 'training/staleness/max' in line]
+  assert stale == [0, 1, 1, 1]
+  assert (apart / 'evaluation/step_000002/table.json').exists()
+
+
+@pytest.mark.slow
+def test_devices_apart_end_with_the_same_bits_after_a_kill(apart, tmp_path):
+  run = on_four(tmp_path / 'killed', '--config.train.rollout_devices=2')
+  checkpoints = tmp_path / 'killed' / 'checkpoints'
+  with loopback.start(*run, devices=4) as group:
+    while group.popen[0].poll() is None and checkpoint.steps(
+        checkpoints)[-1:] < [2]:
+      time.sleep(0.02)
+    assert group.popen[0].poll() is None, group.logs()
+  loopback.run(*run, devices=4, timeout=600)
+  assert train_test.lines(tmp_path / 'killed') == train_test.lines(apart)
+  assert train_test.state_digest(tmp_path / 'killed') == (
+      train_test.state_digest(apart))
 
 
 @pytest.mark.slow

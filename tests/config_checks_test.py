@@ -215,12 +215,9 @@ def test_missing_files_are_named_before_a_model_is_loaded(data):
     config_checks.check_questions(data)
 
 
-def test_a_thread_that_samples_leaves_no_engine_to_evaluate_with(data):
+def test_a_thread_samples_in_one_process_alone(data):
   algorithm = builds.algorithm(data)
   config_checks.check_staleness(1, algorithm, 1)
-  with pytest.raises(ValueError, match='evaluate.every must be 0 where roll'
-                     'outs run ahead in a thread, .* is 5 with train.max_stale'):
-    config_checks.check_staleness(1, algorithm, 1, every=5)
   with pytest.raises(ValueError, match='train.max_staleness must be 0 with sev'
                      'eral processes, .*, but is 1 with 2. Set it to 0, or'):
     config_checks.check_staleness(1, algorithm, 2)

@@ -4,6 +4,7 @@
 
 from concurrent import futures
 import functools
+import threading
 import time
 
 import jax
@@ -18,9 +19,10 @@ from searchrl.runtime import mesh as meshes
 from searchrl.search.index import exact_device
 
 
-def programs():
+def programs(devices=None):
   """A decode-like program with a donated state, and one like a search."""
-  mesh = Mesh(np.array(jax.devices()), ('x',))
+  devices = devices or jax.devices()
+  mesh = Mesh(np.array(devices), ('x',))
   split, whole = PartitionSpec('x'), PartitionSpec()
   on_all = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
 
@@ -36,11 +38,11 @@ def programs():
   def search(rows, query):
     return jax.lax.all_gather(rows * query, 'x', tiled=True)
 
-  state = jax.device_put(np.arange(8, dtype=np.int32),
-                         NamedSharding(mesh, split))
-  rows = jax.device_put(np.arange(8, dtype=np.int32),
-                        NamedSharding(mesh, split))
-  return dispatch.Ordered(decode), dispatch.Ordered(search), state, rows
+  state, rows = (jax.device_put(
+      np.arange(len(devices), dtype=np.int32), NamedSharding(mesh, split))
+                 for _ in range(2))
+  return (dispatch.Ordered(decode, mesh), dispatch.Ordered(search, mesh), state,
+          rows)
 
 
 @pytest.mark.parametrize('calls', [
@@ -93,6 +95,49 @@ def test_a_thread_waits_while_another_starts_a_program():
 
   dispatch.Ordered(program)().result()
   assert events == ['first', 'second']
+
+
+def halves():
+  devices = jax.devices()
+  return [meshes.make(devices=part) for part in (devices[:4], devices[4:])]
+
+
+def test_programs_on_other_devices_start_at_the_same_time():
+  both = threading.Barrier(2, timeout=60)  # broken if one waits for the other
+  with futures.ThreadPoolExecutor(2) as threads:
+    for program in [threads.submit(dispatch.Ordered(both.wait, mesh))
+                    for mesh in halves()]:
+      program.result()
+
+
+@pytest.mark.parametrize('mesh', [0, 1])
+def test_a_program_of_all_devices_waits_for_both_halves(mesh):
+  events = []
+
+  def program():
+    other = futures.ThreadPoolExecutor(1)
+    waiting = other.submit(dispatch.Ordered(events.append), 'all')
+    assert not futures.wait([waiting], 0.05).done
+    events.append('half')
+    return waiting
+
+  dispatch.Ordered(program, halves()[mesh])().result()
+  assert events == ['half', 'all']
+
+
+def test_collectives_of_both_halves_at_once_give_what_each_gives_alone():
+  def work(mesh):
+    decode, search, state, rows = programs([*mesh.devices.flat])
+    found = []
+    for number in range(100):
+      state = decode(state)
+      found.append(np.asarray(search(rows, np.int32(number))).tolist())
+    return np.asarray(state).tolist(), found
+
+  alone = [*map(work, halves())]
+  with futures.ThreadPoolExecutor(2) as threads:
+    assert [*threads.map(work, halves())] == alone
+  assert alone[0][1] == [[n * i for i in range(4)] for n in range(100)]
 
 
 def test_a_traced_program_may_call_another():

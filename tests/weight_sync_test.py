@@ -64,6 +64,28 @@ def test_any_layout_becomes_the_engines(layout, tensor, dtype, params):
           <= size * 8 / tensor * (1 + 0.1 * tensor))
 
 
+@pytest.mark.parametrize('layout', [(4, 1, 1), (1, 4, 1), (1, 2, 2), (6, 1, 1),
+                                    (1, 1, 1)])
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_weights_go_to_other_devices(layout, tensor, params):
+  devices, count = jax.devices(), np.prod(layout)
+  tensor = np.gcd(tensor, count).item()
+  mesh = meshes.make(**dict(zip(meshes.AXES, layout)), devices=devices[:count])
+  onto = meshes.make(tensor=tensor, devices=devices[count:][:4])
+  sync = make(mesh, tensor=tensor, onto=onto)
+  given = on(mesh, params)
+  synced = sync(given)
+  assert_layers_apart(synced.weights, params)
+  assert {*sync.mesh.devices.flat} == {*onto.devices.flat}
+  for leaf in jax.tree.leaves(synced.weights):
+    assert leaf.sharding.device_set == {*onto.devices.flat}
+  assert synced.bytes == sum(
+      shard.data.nbytes for leaf in jax.tree.leaves(synced.weights)
+      for shard in leaf.addressable_shards)
+  jax.tree.map(lambda x: x.delete(), given)  # as an update may
+  assert_layers_apart(synced.weights, params)
+
+
 @pytest.mark.parametrize('layout', [(1, 8, 1), (2, 2, 2), (1, 2, 4)])
 @pytest.mark.parametrize('tensor', [1, 2, 4])
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])

@@ -94,7 +94,7 @@ class Embedder:
     self._embed = dispatch.Ordered(jax.jit(functools.partial(
         encoder.embed, config=self._shape, pooling=settings.pooling,
         dtype=jnp.dtype(settings.dtype),
-        constrain=functools.partial(meshes.split_by_rows, mesh))))
+        constrain=functools.partial(meshes.split_by_rows, mesh))), mesh)
     self.dim = self._shape.hidden_size
     self.about = {'kind': 'bert', 'path': str(path),
                   **dataclasses.asdict(settings),

@@ -104,17 +104,19 @@ def build(config, folder: pathlib.Path) -> Experiment:
   data, sets, stream = _data(  # before the directory is claimed
       config, folder, model.admit(policy.budgets_of(config)))
   with progress.phase('Starting the devices'):
-    mesh = meshes.make(**config.mesh)
+    mesh, onto = meshes.divided(
+        config.train.rollout_devices, config.rollout.tensor, **config.mesh)
   config_checks.check_staleness(
       config.train.max_staleness, recipe, processes.count())
-  sampler, params = policy.build(config, mesh, folder=model)
+  sampler, params = policy.build(
+      config, mesh, folder=model, onto=onto if onto is not mesh else None)
   name = tested_attention(config, sampler.shape, mesh)
   trainer = learner(config, recipe, sampler.shape, mesh,
                     attend(config, name, mesh), lockstep)
   search = searches.engine(
       config.search, data.corpus, seed=config.seed,
       steps=config.train.num_steps,
-      load_model=functools.partial(policy.second, mesh=mesh, seed=config.seed))
+      load_model=functools.partial(policy.second, mesh=onto, seed=config.seed))
   if 'solver' in config:
     scored = scorer(config, solver.load(
         config.solver, sampler, params, search, mesh))

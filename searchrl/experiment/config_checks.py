@@ -166,8 +166,8 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
 
   A warm-up that is longer than the run is legal, but gives a warning.
   """
-  check_staleness(config.train.max_staleness, algorithm, 1,
-                  config.evaluate.every)
+  check_staleness(config.train.max_staleness, algorithm, 1)
+  _check_rollout_devices(config.train, config.rollout.tensor)
   updates = config.train.num_steps * config.learner.minibatches
   _check_optimizer('optimizer', config.optimizer, updates)
   _check_optimizer('critic.optimizer', config.critic.optimizer, updates)
@@ -215,20 +215,15 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
 
 
 def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
-                    count: int, every: int = 0) -> None:
+                    count: int) -> None:
   """Raises a ValueError if rollouts cannot be asynchronous.
 
   Args:
     staleness: Value of config.train.max_staleness.
     algorithm: Algorithm of the run.
     count: Number of processes.
-    every: Value of config.evaluate.every.
   """
   _refuse(
-      (staleness and every,
-       'evaluate.every must be 0 where rollouts run ahead in a thread, which '
-       f'has the engine, but is {every} with train.max_staleness={staleness}. '
-       'Set one of them to 0.'),
       (staleness and algorithm.one_update,
        'train.max_staleness must be 0 for an algorithm without an importance '
        f'ratio, but is {staleness}: another policy samples than is trained. '
@@ -237,6 +232,19 @@ def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
        'train.max_staleness must be 0 with several processes, whose threads '
        'could exchange messages in different orders, but is '
        f'{staleness} with {count}. Set it to 0, or start one process.'))
+
+
+def _check_rollout_devices(train: Any, tensor: int) -> None:
+  """Raises a ValueError if no devices can sample while others train."""
+  count = train.rollout_devices
+  _refuse(
+      (count % tensor,
+       'train.rollout_devices must be a multiple of rollout.tensor, which is '
+       f'{tensor}, but is {count}. Change one of them.'),
+      (count and not train.max_staleness,
+       'train.rollout_devices must be 0 where train.max_staleness is 0, but is '
+       f'{count}: those devices would wait while the others train. Set '
+       'train.max_staleness to 1.'))
 
 
 def check_supervised(config) -> None:

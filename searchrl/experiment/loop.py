@@ -161,7 +161,8 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         watchdog.Watchdog(options.watchdog_secs or _NEVER) as heartbeat,
         checkpoint.Saver(folder / 'checkpoints',
                          keep=options.keep_checkpoints) as saver):
-    health = health_lib.Health(config, folder, writer, validate, heartbeat)
+    health = health_lib.Health(
+        config, folder, writer, _alone(source, validate), heartbeat)
     learning = with_lr_scale(experiment, config, progress)
     if progress.step:  # may have been the last step of an earlier call
       progress = health.validated(state, progress)
@@ -217,6 +218,7 @@ def step(experiment: Experiment, config, take: Take, state: Any,
   progress = dataclasses.replace(collected.progress, step=progress.step + 1)
   values = collected.metrics | statistics.describe(collected.trajectories)
   values['training/rollouts'] = progress.rollouts
+  values |= _staleness(config, collected, progress.step - 1)
   values['guards/rollbacks'] = progress.rollbacks
   values['guards/skipped'] = float(skips(values))
   if values['guards/skipped']:
@@ -230,12 +232,23 @@ def step(experiment: Experiment, config, take: Take, state: Any,
   updated = learner.update(state, packed, experiment.params, timer)
   values |= updated.metrics
   values['guards/arrays_not_finite'] = len(
-      dispatch.Ordered(weights.not_finite)(updated.state))
+      dispatch.Ordered(weights.not_finite, learner.train_step.mesh)(
+          updated.state))
   experiment.lockstep.phase(f'step {progress.step - 1}')
   rows = [trajectory for group in collected.groups for trajectory in group]
   return StepResult(updated.state, progress, values, collected.trajectories,
                     Learned(rows, updated.batch, updated.advantages,
                             updated.trained, contexts))
+
+
+def _staleness(config, collected: Collected, step: int) -> dict[str, float]:
+  """Returns how many steps old the policies of a step's samples are."""
+  ages = [step - trajectory.policy_step
+          for group in collected.groups for trajectory in group]
+  if not config.train.max_staleness or not ages:
+    return {}
+  return {'training/staleness/mean': float(np.mean(ages)),
+          'training/staleness/max': float(max(ages))}
 
 
 def rollouts(experiment: Experiment, config
@@ -262,6 +275,16 @@ def rollouts(experiment: Experiment, config
 def _open(source: asynchronous.AsyncRollouts):
   with contextlib.closing(source):
     yield Source(source.take, source.settled, source.restart)
+
+
+def _alone(source: Source, validate: Callable[[Any, int], float | None]
+          ) -> Callable[[Any, int], float | None]:
+  """Returns `validate`, which then waits until a thread has left the engine."""
+  def wait_and_validate(state: Any, step: int) -> float | None:
+    source.settled(Progress())
+    return validate(state, step)
+
+  return wait_and_validate
 
 
 def with_lr_scale(experiment: Experiment, config, progress: Progress

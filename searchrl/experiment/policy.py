@@ -55,24 +55,25 @@ def budgets_of(config) -> driver.Budgets:
 
 
 def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
-          folder: model_folders.ModelFolder | None = None
-         ) -> tuple[Sampler, transformer.Params]:
+          folder: model_folders.ModelFolder | None = None,
+          onto: Mesh | None = None) -> tuple[Sampler, transformer.Params]:
   """Builds the sampler of a config, and loads the params of its model.
 
   Args:
     config: Config of a run, of `ask` or of a server.
-    mesh: Mesh of all processes.
+    mesh: Mesh of all processes. The params are on it.
     limit: Maximum number of concurrent trajectories, which limits the slots.
       None: no limit.
     alike: Whether results must be equal bit by bit with and without the limit.
       On CPUs, products of few rows round differently. Each copy of the weights
       then keeps `engines.ONE_KIND` slots, or all if it has fewer.
     folder: Model directory of the config, if it has been read.
+    onto: Mesh of the devices that sample, if they are others.
   """
   options = config.rollout
   slots, cache_tokens = options.max_num_seqs, options.cache_tokens
   if limit is not None:
-    copies = max(mesh.size // options.tensor, 1)
+    copies = max((mesh if onto is None else onto).size // options.tensor, 1)
     if alike:
       limit = max(limit, engines.ONE_KIND * copies)
     slots = -(-min(limit, slots) // copies) * copies
@@ -81,7 +82,7 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
   return load(
       folder or folder_of(config), seed=config.seed, slots=slots,
       length=options.max_length, budgets=budgets_of(config), mesh=mesh,
-      dtype=config.model.dtype, engine_dtype=options.dtype,
+      onto=onto, dtype=config.model.dtype, engine_dtype=options.dtype,
       attention=options.attention,
       cache_tokens=cache_tokens,
       tensor=options.tensor, schedule=schedule(
@@ -127,6 +128,7 @@ def load(
     length: int,
     budgets: driver.Budgets,
     mesh: Mesh,
+    onto: Mesh | None = None,
     dtype: str = 'float32',
     engine_dtype: str = 'float32',
     attention: str = 'auto',
@@ -143,6 +145,7 @@ def load(
     length: Largest number of tokens of a conversation.
     budgets: Limits of a conversation.
     mesh: Mesh of all processes.
+    onto: Mesh of the devices that sample. None: those of `mesh`.
     dtype: Dtype of the params.
     engine_dtype: Dtype of the engine's weights, activations and cache.
     attention: Attention of the engine; see `layouts.resolve`.
@@ -167,12 +170,13 @@ def load(
         f'of the model, but is {tensor}.')
   sync = weight_sync.WeightSync(
       mesh, transformer.logical_axes(shape), shape.num_hidden_layers,
-      tensor=tensor, dtype=engine_dtype)
-  copies = mesh.size // tensor
+      tensor=tensor, dtype=engine_dtype, onto=onto)
+  devices = (mesh if onto is None else onto).size
+  copies = devices // tensor
   if slots % copies:
     raise ValueError(
         f'rollout.max_num_seqs must be a multiple of the {copies} copies '
-        f'of the weights on {mesh.size} devices, but is {slots}.')
+        f'of the weights on {devices} devices, but is {slots}.')
   with progress.phase(f'Loading the weights of {folder.path}'):
     params = weights.load(
         folder.path, shape, dtype=dtype,
@@ -186,7 +190,7 @@ def load(
           cache_tokens // processes.count()),
       stop_table=samplers.compile_stops(
           protocol, folder.tokenizer, shape.vocab_size),
-      ordered=dispatch.Ordered,
+      ordered=functools.partial(dispatch.Ordered, mesh=sync.mesh),
       shardings=functools.partial(meshes.shardings, sync.mesh))
   return Sampler(shape, folder.tokenizer, protocol, budgets, engine, sync,
                  schedule, sync.together), params

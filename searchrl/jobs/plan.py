@@ -19,6 +19,11 @@ def run(config, workdir: str) -> None:
     ValueError: The config cannot be run on these devices.
   """
   del workdir  # nothing is written
+  if config.get('train', {}).get('rollout_devices'):
+    raise ValueError(
+        'train.rollout_devices must be 0 with --plan, which takes all devices '
+        f'for one mesh, but is {config.train.rollout_devices}. Plan with '
+        "plan.devices of the number that trains.")
   config_checks.check(config)
   config = memory_plan.resolved(config)
   parts = build.beside_job(config, 'phases') or build.beside_job(

@@ -13,6 +13,9 @@ main memory in any case. Their pieces are large, so that there are few of them.
 All processes take part in a sync. Afterwards each samples on its own devices at
 its own pace. If a model is too large for the devices of one process, all
 processes sample in lockstep instead.
+
+If other devices sample than train, the program runs on those that train. Its
+results are then copied from device to device.
 """
 
 from __future__ import annotations
@@ -84,6 +87,7 @@ class WeightSync:
     layers: Number of layers.
     tensor: Number of devices that share one copy of the weights.
     dtype: Dtype of the copy.
+    onto: Mesh of the devices that sample. None: those of `mesh`.
 
   Attributes:
     together: True if a copy spans processes, so that they are one engine.
@@ -94,12 +98,15 @@ class WeightSync:
   """
 
   def __init__(self, mesh: Mesh, axes: Any, layers: int, *, tensor: int = 1,
-               dtype: str = 'float32'):
+               dtype: str = 'float32', onto: Mesh | None = None):
     self.together = spans_processes(mesh, tensor)
     # In the learner's order, so that one program can have both meshes.
     experts = meshes.expert_ways(mesh, tensor)
-    whole = meshes.in_order(mesh.devices.reshape(
+    if onto is not None:
+      experts = math.gcd(experts, onto.size // tensor)
+    arranged = lambda devices: meshes.in_order(devices.reshape(
         -1, 1, *([experts] if experts > 1 else []), tensor))
+    whole = arranged(mesh.devices)
     self.mesh = whole if self.together else meshes.local(whole)
     self._shardings = meshes.shardings(whole, axes)
     layered = slots.unstacked_axes(axes, layers)
@@ -109,15 +116,21 @@ class WeightSync:
         jax.jit(functools.partial(
             _moved, source=meshes.shardings(mesh, layered), target=target,
             dtype=dtype, pieces=_pieces_on(mesh.devices.flat[0].platform)),
-                out_shardings=target))
-    self._is_whole = self.mesh is whole
+                out_shardings=target), mesh)
+    self._is_whole, self._onto = self.mesh is whole, None
+    if onto is not None:
+      self.mesh = arranged(onto.devices)
+      self._onto = meshes.shardings(self.mesh, layered)
 
   def __call__(self, params: Any) -> Synced:
     """Returns the engine's weights, once they are on its devices."""
     start = time.perf_counter()
     with progress.phase('Copying the weights to the sampler'):
-      weights = jax.block_until_ready(self._move(
-          jax.tree.map(_on_devices_of, params, self._shardings)))
+      weights = self._move(
+          jax.tree.map(_on_devices_of, params, self._shardings))
+      if self._onto is not None:
+        weights = jax.device_put(weights, self._onto)
+      jax.block_until_ready(weights)
     secs = time.perf_counter() - start
     written = sum(map(_bytes_of, jax.tree.leaves(weights)))
     if not self._is_whole:

@@ -74,6 +74,35 @@ def make(
   return in_order(arranged.reshape(*sizes.values()))
 
 
+def divided(rollout_devices: int, copy: int, **sizes: Any
+           ) -> tuple[Mesh, Mesh]:
+  """Returns the mesh that trains and the mesh that samples.
+
+  They are one mesh of all devices if `rollout_devices` is 0.
+
+  Args:
+    rollout_devices: Number of devices, the last ones, that only sample.
+    copy: Number of devices that share a copy of the sampler's weights.
+    **sizes: Sizes of the axes of the mesh that trains, as in `make`.
+
+  Raises:
+    ValueError: The rest of the devices cannot train.
+  """
+  if not rollout_devices:
+    mesh = make(**sizes)
+    return mesh, mesh
+  devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
+  rest = len(devices) - rollout_devices
+  if rest < 1 or rest % copy:
+    raise ValueError(
+        'train.rollout_devices must leave a multiple of rollout.tensor='
+        f'{copy} of the {len(devices)} devices for training, but is '
+        f'{rollout_devices}. Lower it, or set it to 0, so that all devices '
+        'do both.')
+  return make(**sizes, devices=devices[:rest]), make(
+      tensor=copy, devices=devices[rest:])
+
+
 def in_order(devices: np.ndarray) -> Mesh:
   """Returns a mesh of devices in the given order.
 
@@ -168,8 +197,7 @@ def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
       x.shape, sharding, lambda index: x[index])
 
 
-def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
-          ) -> jax.Array:
+def copied(x: Any, sharding: NamedSharding, dtype: Any = None) -> jax.Array:
   """Returns a copy, with a given sharding, of an array on a host or any mesh.
 
   The copy does not pass through the host if x is on the sharding's devices. If
@@ -178,7 +206,7 @@ def copied(x: Any, sharding: jax.sharding.Sharding, dtype: Any = None
   if isinstance(x, jax.Array) and (
       x.sharding.device_set == sharding.device_set):
     return dispatch.Ordered(jax.jit(lambda x: jnp.array(x, dtype, copy=True),
-                                    out_shardings=sharding))(x)
+                                    out_shardings=sharding), sharding.mesh)(x)
   return place(np.array(x, dtype), sharding)
 
 

@@ -128,7 +128,7 @@ class Learner:
     """
     if self.train_step.lora is None:
       return state['policy'].params
-    return dispatch.Ordered(loras.merge)(
+    return dispatch.Ordered(loras.merge, self.train_step.mesh)(
         base, state['policy'].params, self.train_step.lora)
 
   def pack(self, batch: Batch, trained: np.ndarray | None = None

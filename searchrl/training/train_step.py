@@ -120,7 +120,7 @@ class TrainStep:
   def advantages(self) -> Callable[[Batch], Any]:
     """Function from the batch [B T], with all its rows, to the advantages."""
     return dispatch.Ordered(
-        jax.jit(lambda batch: self.algorithm.advantages(batch)))
+        jax.jit(lambda batch: self.algorithm.advantages(batch)), self.mesh)
 
   @functools.cached_property
   def denominators(self) -> Callable[[Batch, Any], dict[str, Array]]:
@@ -137,7 +137,7 @@ class TrainStep:
       terms, _ = self.algorithm.loss(output, batch, advantages)
       return {name: mean.count for name, (_, mean) in terms.items()}
 
-    return dispatch.Ordered(jax.jit(count))
+    return dispatch.Ordered(jax.jit(count), self.mesh)
 
   @functools.cached_property
   def logprobs(self) -> Callable[..., Array]:
@@ -173,7 +173,8 @@ class TrainStep:
     replicated = meshes.sharding(self.mesh, ())
     return dispatch.Ordered(jax.jit(
         self._update, static_argnums=0, donate_argnums=1,
-        out_shardings=(self.state_shardings(), replicated, replicated)))
+        out_shardings=(self.state_shardings(), replicated, replicated)),
+                            self.mesh)
 
   def init(self, network: str, params: Any) -> TrainState:
     """Returns a network's state before its first update, given parameters."""
@@ -296,7 +297,7 @@ class TrainStep:
           (layout, tokens), count)[1]
 
     return dispatch.Ordered(jax.jit(
-        score_all, out_shardings=meshes.sharding(self.mesh, ())))
+        score_all, out_shardings=meshes.sharding(self.mesh, ())), self.mesh)
 
   def _update(self, train_policy, state, frozen, rows: Rows, denominators,
               count):
