@@ -31,6 +31,7 @@ class Question:
   answers: tuple[str, ...]  # gold answers; any is right, the first is canonical
   hops: int = 1  # number of facts that the answer needs; HRPO's group
   data_source: str = 'unknown'  # name of the data set in evaluation reports
+  gold_passages: tuple[str, ...] = ()  # ids or titles; empty if not known
 
 
 @dataclasses.dataclass(frozen=True)

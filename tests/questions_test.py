@@ -4,6 +4,7 @@
 
 import codecs
 from collections import Counter
+import dataclasses
 import datetime
 import decimal
 import gzip
@@ -41,6 +42,7 @@ def some(count, hops=(1,)):
 def test_what_is_written_is_read_back(tmp_path):
   questions = [Question('a', 'Wer? "Ü"\\ 日本', ('ä', ' b '), 3, 'nq_3hop'),
                Question('b', 'two\nlines', ('e\u2028',), 1, 'x')]
+  questions[1] = dataclasses.replace(questions[1], gold_passages=('p', 'A b'))
   questions_lib.write(tmp_path / 'q.jsonl', questions)
   assert questions_lib.read(tmp_path / 'q.jsonl') == questions
   assert len((tmp_path / 'q.jsonl').read_bytes().splitlines()) == 2
@@ -163,6 +165,34 @@ def test_golden_answers_that_nobody_needs_may_be_blank(tmp_path, golds):
       {'id': 'a', 'question': 'Who?', 'golden_answers': golds}))
   question, = questions_lib.read(tmp_path / 'q.jsonl', needs_golds=False)
   assert question.answers == ()
+
+
+@pytest.mark.parametrize('fields, names', [
+    ({'metadata': {'passages': ['p2', 'p1', 'p2', '']}}, ('p2', 'p1')),
+    ({'metadata': {'supporting_facts': {'title': ['A', 'B', 'A'],
+                                        'sent_id': [0, 1, 2]}}}, ('A', 'B')),
+    ({'supporting_facts': [['A', 0], ['B', 1]]}, ('A', 'B')),
+    ({'metadata': {'passages': None, 'supporting_facts': None}}, ()), ({}, ())])
+def test_gold_passages_are_read_as_data_sets_name_them(tmp_path, fields, names):
+  parquet = pytest.importorskip('pyarrow.parquet')
+  pyarrow = pytest.importorskip('pyarrow')
+  record = json.loads(GOOD) | fields
+  question, = read(tmp_path, json.dumps(record))
+  assert question.gold_passages == names
+  if record.get('metadata') != {'passages': None, 'supporting_facts': None}:
+    file = tmp_path / 'nq.parquet'
+    if 'supporting_facts' in fields:  # a list of pairs of different types
+      record['supporting_facts'] = {'title': ['A', 'B'], 'sent_id': [0, 1]}
+    parquet.write_table(pyarrow.Table.from_pylist([record]), file)
+    assert questions_lib.read(file) == [question]
+
+
+@pytest.mark.parametrize('fields', [
+    '"supporting_facts": 3', '"supporting_facts": [[]]',
+    '"metadata": {"supporting_facts": {}, "passages": 3}'])
+def test_gold_passages_of_another_form_are_refused(tmp_path, fields):
+  with pytest.raises(ValueError, match='nq.jsonl, line 1 must be'):
+    read(tmp_path, GOOD[:-1] + ', ' + fields + '}')
 
 
 @pytest.mark.parametrize('name, pack', [

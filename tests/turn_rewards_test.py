@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """turn_rewards: what each turn of a trajectory is worth, by hand."""
 
+import dataclasses
+
+import pytest
 import tiny
 
 from searchrl.agent import turn_rewards
@@ -17,16 +20,27 @@ def search(query, *passages):
               observation=f'<information>{text}</information>')
 
 
-def rewards(*turns, **options):
-  return turn_rewards.evidence(Trajectory(
-      tiny.question(answers=('Garonne',)), 0, 0, (1,), turns, 'answer'),
-                               **options)
+def rewards(*turns, gold_passages=(), **options):
+  question = dataclasses.replace(
+      tiny.question(answers=('Garonne',)), gold_passages=gold_passages)
+  return turn_rewards.evidence(
+      Trajectory(question, 0, 0, (1,), turns, 'answer'), **options)
 
 
 def test_new_evidence_counts_once():
   answer = Turn((1,), (0.0,), Action('answer', ('Garonne',)))
   assert rewards(search('lot', LOT), search('tarn', LOT, TARN),
                  search('tarn again', TARN), answer) == [0, 1, 0, None]
+
+
+@pytest.mark.parametrize('gold_passages', [('a',), ('The Lot',), ('a', 'Lot', 'x')])
+def test_evidence_is_a_gold_passage_where_the_question_names_them(gold_passages):
+  """By id or title, even where the passage does not say the answer."""
+  untitled = Passage('c', '', 'Garonne')
+  assert rewards(
+      search('tarn', TARN, untitled), search('lot', LOT), search('lot!', LOT),
+      gold_passages=gold_passages) == [0, 1, 0]
+  assert rewards(search('tarn', untitled), gold_passages=('The',)) == [0]
 
 
 def test_evidence_that_was_cut_from_the_observation_is_not_read():

@@ -7,7 +7,7 @@ None means that the turn has no reward: it is in no baseline of turn rewards.
 """
 
 from searchrl.agent import rewards
-from searchrl.trajectory import Trajectory, Turn
+from searchrl.trajectory import Question, Trajectory, Turn
 
 
 def evidence(trajectory: Trajectory, *, new: float = 1.0,
@@ -19,9 +19,11 @@ def evidence(trajectory: Trajectory, *, new: float = 1.0,
 
   Args:
     trajectory: Finished trajectory.
-    new: Reward of a turn that reads a passage with a gold answer, unless an
-      earlier turn returned the same passage. MT-GRPO (arXiv:2505.11821) also
-      gives a reward if a search returns a gold answer.
+    new: Reward of a turn that returns evidence: a gold passage, if the question
+      names its gold passages (`Question.gold_passages`), or else a passage in
+      which a gold answer is read. A passage that an earlier turn has returned
+      does not count. MT-GRPO (arXiv:2505.11821) also gives a reward if a search
+      returns a gold answer.
     duplicate: Penalty of a turn that repeats an earlier action. Two actions are
       equal if their texts, normalised like answers, are equal.
     invalid: Penalty of a turn whose text is not an action.
@@ -32,7 +34,7 @@ def evidence(trajectory: Trajectory, *, new: float = 1.0,
   for turn in trajectory.turns:
     kind, texts = turn.action.kind, turn.action.texts
     action = (kind, *map(rewards.normalise, texts))
-    found = _gold_passages(turn, trajectory.question.answers)
+    found = _evidence(turn, trajectory.question)
     value = new * bool(found - seen_passages)
     value -= duplicate * (action in seen_actions) + invalid * (
         kind == 'invalid')
@@ -43,9 +45,15 @@ def evidence(trajectory: Trajectory, *, new: float = 1.0,
   return values
 
 
-def _gold_passages(turn: Turn, answers: tuple[str, ...]) -> set[str]:
-  """Returns the ids of a turn's passages in which a gold answer was read."""
-  golds, observation = rewards.normalised(answers), rewards.observed(turn)
+def _evidence(turn: Turn, question: Question) -> set[str]:
+  """Returns the ids of the passages of a turn that are evidence."""
+  if question.gold_passages:
+    titles = {*map(rewards.normalise, question.gold_passages)} - {''}
+    return {passage.id for passage in turn.passages
+            if passage.id in question.gold_passages
+            or rewards.normalise(passage.title) in titles}
+  golds = rewards.normalised(question.answers)
+  observation = rewards.observed(turn)
   return {passage.id for passage in turn.passages for gold in golds
           if gold in rewards.normalise(f'{passage.title} {passage.text}')
           and gold in observation}

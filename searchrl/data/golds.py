@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Gold answers: reads the many ways in which data sets write them.
+"""Gold answers and passages: reads the ways in which data sets write them.
 
 A value that cannot be a gold answer raises an error.
 """
@@ -62,6 +62,31 @@ def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
         f'the golden answers {value!r:.60} are what programs write for a '
         'missing value; leave the question out, or write them in other words')
   return tuple(filter(str.strip, answers))
+
+
+def passages(record: Mapping[str, Any], metadata: Mapping[str, Any]
+            ) -> tuple[str, ...]:
+  """Returns the ids or titles of the passages that have the answer's facts.
+
+  They are the metadata's `passages`, and the titles of `supporting_facts`, which
+  HotpotQA and 2Wiki publish as pairs (title, sentence), and FlashRAG in the
+  metadata as {"title": [...], ...}.
+
+  Args:
+    record: Row of a file of questions.
+    metadata: Its metadata.
+
+  Raises:
+    TypeError, IndexError: They have another form.
+  """
+  facts = metadata.get('supporting_facts') or record.get(
+      'supporting_facts') or ()
+  titles = facts['title'] or () if isinstance(facts, Mapping) else [
+      fact['title'] if isinstance(fact, Mapping) else fact[0]
+      for fact in facts]
+  return tuple(dict.fromkeys(
+      text(name) for name in (*(metadata.get('passages') or ()), *titles)
+      if name))
 
 
 def text(value: Any) -> str:

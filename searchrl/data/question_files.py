@@ -198,7 +198,7 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
   form = forms.detect_format(names)
   columns = form.columns if form else (
       *(name for group in _COLUMNS.values() for name in group), *_GOLDS, *_IDS,
-      *_UNANSWERABLE, 'answer_aliases', 'data_source',
+      *_UNANSWERABLE, 'answer_aliases', 'data_source', 'supporting_facts',
       *_metadata_columns(table.schema_arrow))
   lacks = [] if form else [
       ' or '.join(group) for key, group in _COLUMNS.items()
@@ -244,15 +244,16 @@ def _metadata_columns(schema: Any) -> list[str]:
   is_text = 'metadata' in schema.names and 'string' in str(
       schema.field('metadata').type).partition('<')[0]
   return ['metadata'] if is_text else [
-      f'metadata.{name}' for name in ('hops', 'data_source', 'chain',
-                                      'poor_queries')]
+      f'metadata.{name}' for name in (
+          'hops', 'data_source', 'chain', 'poor_queries', 'passages',
+          'supporting_facts')]
 
 
 def _renamed(row: Record, place: str) -> Record:
   """Returns a row of Search-R1 or a benchmark, with FlashRAG's keys."""
   record = {name: row[name] for name in (
       'id', 'question', 'golden_answers', 'data_source', 'metadata',
-      *_UNANSWERABLE)
+      'supporting_facts', *_UNANSWERABLE)
             if row.get(name) is not None}
   try:
     if 'question' not in record:

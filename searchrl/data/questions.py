@@ -120,8 +120,9 @@ def _parse(record: question_files.Record, place: str, stem: str,
             record.get('golden_answers') or (), are_needed=needs_golds),
         hops=int(hops),
         data_source=golds.text(str(metadata.get('data_source')
-                              or record.get('data_source') or stem)))
-  except (ValueError, KeyError, TypeError, AttributeError,
+                              or record.get('data_source') or stem)),
+        gold_passages=golds.passages(record, metadata))
+  except (ValueError, LookupError, TypeError, AttributeError,
           OverflowError) as error:  # OverflowError: hops are infinite
     raise ValueError(
         f'{place} must be {{"id", "question", "golden_answers"}}, but '
@@ -150,7 +151,8 @@ def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:
   """Writes questions as jsonl in the form that `read` reads."""
   jsonl.write(path, ({
       'id': q.uid, 'question': q.text, 'golden_answers': q.answers,
-      'metadata': {'hops': q.hops, 'data_source': q.data_source}}
+      'metadata': {'hops': q.hops, 'data_source': q.data_source} | (
+          {'passages': q.gold_passages} if q.gold_passages else {})}
                      for q in questions))
 
 

@@ -5,7 +5,7 @@
 The files are gzipped jsonl; equal trajectories give equal bytes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import gzip
@@ -32,8 +32,6 @@ def from_json(record: dict[str, Any]) -> Trajectory:
 
   Fields that an older record lacks get their defaults.
   """
-  question = dict(record['question'])
-  question['answers'] = tuple(question['answers'])
   turns = tuple(
       Turn(**turn | {
           'action_tokens': tuple(turn['action_tokens']),
@@ -48,8 +46,14 @@ def from_json(record: dict[str, Any]) -> Trajectory:
   return Trajectory(**record | {
       'turn_rewards': None if turn_rewards is None else tuple(turn_rewards),
       'search_error': SearchError(**error) if error else None,
-      'question': Question(**question),
+      'question': question(record['question']),
       'prompt_tokens': tuple(record['prompt_tokens']), 'turns': turns})
+
+
+def question(record: Mapping[str, Any]) -> Question:
+  """Returns the question of a record, also one read from JSON text."""
+  return Question(**dict(record) | {
+      name: tuple(record.get(name, ())) for name in ('answers', 'gold_passages')})
 
 
 def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from searchrl.data import jsonl
 from searchrl.papers.zerosearch import documents
 from searchrl.papers.zerosearch.simulator_prompts import Prompts
+from searchrl.rollouts import records
 from searchrl.trajectory import (Passage, Passages, Query, Question,
                                  SearchError, Trajectory)
 
@@ -142,9 +143,7 @@ def read(path: str | pathlib.Path) -> list[Pair]:
 def _parse(record: Mapping[str, Any]) -> Pair:
   text = (record['messages'][-1]['content'] if 'messages' in record
           else record['completion'])
-  question = dict(record['question'])
-  question['answers'] = tuple(question['answers'])
   passages = tuple(Passage('', '', document) for document in
                    documents.read(text, top_k=len(text)))  # no limit
-  return Pair(Question(**question), record['query'], passages,
+  return Pair(records.question(record['question']), record['query'], passages,
               record['useful'], record['hop'])
