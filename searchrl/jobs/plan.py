@@ -39,7 +39,7 @@ def describe(plan: memory_plan.Plan) -> str:
   """Returns the plan as a table, with the verdict."""
   axes = ' x '.join(f'{axis}={n}' for axis, n in plan.mesh.items())
   update = plan.update
-  how = 'compiled' if update.compiled else 'estimated; no compiler for it here'
+  how = 'compiled' if update.compiled else 'estimated, not compiled'
   prefix = 'or ' * bool(plan.engine.besides)
   further = {
       'rollouts: weights, logits, a prefill (estimated)': plan.engine.besides,
