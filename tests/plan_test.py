@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import re
+import types
 from unittest import mock
 
 import jax
@@ -141,6 +142,25 @@ def test_what_does_not_fit_names_what_would_help(tmp_path):
   assert '7.62 billion parameters on 1 x a100-40gb, mesh data=1' in text
   assert 'It does not fit: ' in text and 'learner.remat' in text
   assert 'estimated, not compiled' in text
+
+
+@pytest.mark.parametrize('message, size', [
+    ('RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required '
+     'for HLO temporaries (20.91G) exceeds available HBM (15.75G).', 20.91),
+    ('RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5.39GiB', None)])
+def test_a_program_that_the_compiler_refuses_needs_what_it_says(message, size):
+  def compile_():
+    raise jax.errors.JaxRuntimeError(message)
+
+  step = types.SimpleNamespace(update=types.SimpleNamespace(
+      lower=lambda *_: types.SimpleNamespace(compile=compile_)))
+  learner = types.SimpleNamespace(
+      train_step=step, abstract_update=lambda rows: ())
+  if size:
+    assert update_memory.compiled(learner, 8) == size * 2**30
+  else:
+    with pytest.raises(jax.errors.JaxRuntimeError, match='5.39GiB'):
+      update_memory.compiled(learner, 8)
 
 
 def test_half_a_moment_and_adapters_take_less(tmp_path):

@@ -10,6 +10,7 @@ tests compare both for models from 3 to 32 billion parameters.
 from __future__ import annotations
 
 import math
+import re
 
 import jax
 import numpy as np
@@ -18,17 +19,31 @@ from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
+from searchrl.runtime.devices import GIB
 from searchrl.training.learner import Learner
 
+# Gibibytes of temporary memory in the message of the compiler of TPUs.
+_REFUSED = re.compile(
+    r'RESOURCE_EXHAUSTED.*HLO temporaries \(([\d.]+)G\) exceeds available HBM',
+    re.DOTALL)
 _CHUNK = 128  # tokens per row whose logits exist at the same time
 
 
 def compiled(learner: Learner, rows: int) -> float:
-  """Returns the bytes of the compiled update of batches of `rows` rows."""
+  """Returns the bytes of the compiled update of batches of `rows` rows.
+
+  The compiler of TPUs refuses a program that needs more memory than a chip has.
+  The number is then that of its message.
+  """
   arguments = learner.abstract_update(rows)
   with progress.phase('Compiling the update'):
-    program = learner.train_step.update.lower(*arguments).compile()
-  memory = program.memory_analysis()
+    lowered = learner.train_step.update.lower(*arguments)
+    try:
+      memory = lowered.compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+      if not (refused := _REFUSED.search(str(error))):
+        raise
+      return float(refused[1]) * GIB
   assert memory is not None  # the compilers of CPUs, GPUs and TPUs report it
   return memory.temp_size_in_bytes + meshes.bytes_of(arguments[3])
 
