@@ -375,6 +375,41 @@ def test_rollouts_in_a_thread_hold_their_weights_during_updates(tmp_path):
   assert beside.engine.besides - ahead.engine.besides == weights
 
 
+def test_devices_that_only_sample_hold_what_the_others_do_not(tmp_path):
+  """Four that train and four that sample: together what each of four holds."""
+  train = dict(max_staleness=1)
+  four, apart = (memory_plan.make(config(
+      tmp_path, QWEN_3B, plan=dict(devices=where, compile=False),
+      rollout=dict(dtype='bfloat16', max_num_seqs=64), mesh=dict(fsdp=4),
+      train=train | dict(rollout_devices=count)))
+                 for where, count in (('h200-4', 0), ('h200-8', 4)))
+  assert apart.holds | apart.sampling == four.holds
+  assert not apart.holds.keys() & apart.sampling.keys()
+  assert apart.engine == four.engine and apart.update == four.update
+  assert apart.mesh == four.mesh == dict(data=1, fsdp=4, tensor=1)
+  assert apart.training_peak == pytest.approx(
+      sum(apart.holds.values()) + apart.update.bytes)
+  sampling = sum(apart.sampling.values()) + apart.engine.besides
+  assert apart.peak == max(sampling, apart.training_peak) < four.peak
+  text = plan.describe(apart)
+  assert 'on 8 x h200, of which 4 sample' in text
+  for name, size in (('trains', apart.training_peak), ('samples', sampling)):
+    table = text[text.index(f'a device that {name} holds'):]
+    line = re.search(r'at most, together +([\d.]+)', table)
+    assert line and line[1] == f'{size / devices.GIB:.2f}'
+  assert text.count('It fits') == 2
+
+
+def test_a_plan_refuses_devices_that_cannot_train(tmp_path):
+  for where, count, message in (
+      ('h200-8', 8, 'train.rollout_devices must leave a multiple of'),
+      ('h200-16', 4, 'must be 0 with several processes, but is 4 on 16')):
+    with pytest.raises(ValueError, match=message):
+      memory_plan.make(config(
+          tmp_path, QWEN_3B, plan=dict(devices=where),
+          train=dict(max_staleness=1, rollout_devices=count)))
+
+
 @pytest.mark.parametrize('text', ['v5e', 'v9-8', 'v5e-0', 'h200-x', '8-v5e'])
 def test_unknown_devices_are_refused(text):
   with pytest.raises(ValueError, match='plan.devices must be KIND-COUNT'):

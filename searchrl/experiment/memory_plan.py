@@ -12,12 +12,11 @@ time per token.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import itertools
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -28,6 +27,7 @@ from searchrl.experiment import policy
 from searchrl.experiment import rollout_memory
 from searchrl.experiment import rules
 from searchrl.experiment import search as searches
+from searchrl.experiment.plan_totals import Plan, ROOM, Update
 from searchrl.experiment.rollout_memory import Engine
 from searchrl.models import attention
 from searchrl.models import sizes
@@ -43,72 +43,12 @@ from searchrl.training import learner as learners
 from searchrl.training import update_memory
 
 SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
-ROOM = 0.92  # usable share of the memory; the runtime needs the rest
 _MANY = 10**6  # updates, with which any warm-up ends
 _REMATS = ('', 'dots', 'nothing')  # the fastest first
 _SLOTS = 16, 256  # minimum and maximum slots per copy of the weights
 _DOCUMENTS = 32  # minimum documents per row and device for two rows
 # Bytes that a process needs besides its arrays; see benchmarks/speed.md.
 _PROCESS = 0.9 * GIB
-
-
-class Update(NamedTuple):
-  """Bytes per device of training; without training, those of the parameters."""
-
-  holds: dict[str, float]  # bytes held all the time, by content
-  bytes: float = 0  # further bytes during an update; 0: there is none
-  workspace: float = 0  # further bytes of cuDNN's workspace
-  compiled: bool = False  # whether `bytes` is from the compiler or an estimate
-  # Bytes while a checkpoint is written beside the next rollouts, on a CPU host.
-  saving: float = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """Bytes per device, for each kind of content."""
-
-  devices: str
-  available: float  # bytes of memory
-  parameters: int  # parameters of the policy
-  active: int  # parameters that a token uses
-  mesh: dict[str, int]
-  holds: dict[str, float]  # bytes held all the time
-  update: Update
-  kind: devices_lib.Kind
-  engine: Engine  # the config's engine
-  engines: tuple[Engine, ...]  # engines that model and devices allow
-
-  @property
-  def peak(self) -> float:
-    """Largest number of bytes at any time, with the config's engine."""
-    return self.peak_with(self.engine)
-
-  def peak_with(self, engine: Engine) -> float:
-    """Returns the largest number of bytes if rollouts used this engine."""
-    chosen = self.engine
-    return (sum(self.holds.values()) + engine.cache - chosen.cache
-            + engine.frozen - chosen.frozen + max(
-                engine.besides + self.update.saving,
-                self.update.bytes + self.update.workspace))
-
-  @property
-  def fits(self) -> bool:
-    """True if the config's engine fits into the memory."""
-    return self.has_room_for(self.engine)
-
-  def has_room_for(self, engine: Engine) -> bool:
-    """Returns whether the plan fits into the memory with an engine."""
-    return self.peak_with(engine) <= ROOM * self.available
-
-  @property
-  def fastest(self) -> Engine | None:
-    """Engine with the shortest time among those that fit.
-
-    It is None if the device's rates are unknown.
-    """
-    fitting = [engine for engine in self.engines if self.has_room_for(engine)]
-    return min(fitting, key=lambda engine: engine.secs(self.kind),
-               default=None) if self.kind.bandwidth else None
 
 
 def make(config) -> Plan:
@@ -127,15 +67,17 @@ def make(config) -> Plan:
       config.model.path or str(policy.TINY_BASE)))
   kind, mesh, name = _devices(config)
   update = _update(config, shape, mesh, kind)
-  engine, engines, sampling = _rollouts(config, shape, mesh, kind)
+  engine, engines, sampling, besides = _rollouts(config, shape, mesh, kind)
   if _platform(mesh, kind) == 'cpu':
-    sampling['Python, JAX, programs'] = _PROCESS / kind.a_process
+    besides['Python, JAX, programs'] = _PROCESS / kind.a_process
   parameters, active = sizes.parameters(shape)
+  apart = bool(_rollout_devices(config))
   return Plan(
       devices=name, available=kind.gib * GIB, parameters=parameters,
-      active=active,
-      mesh=dict(mesh.shape), holds=update.holds | sampling, update=update,
-      kind=kind, engine=engine, engines=engines)
+      active=active, mesh=dict(mesh.shape),
+      holds=update.holds | ({} if apart else sampling) | besides,
+      update=update, kind=kind, engine=engine, engines=engines,
+      sampling=sampling | besides if apart else None)
 
 
 def chosen(config) -> Any:
@@ -220,7 +162,13 @@ def _trial(config) -> tuple[Any, int, int]:
   trial.unlock()
   trial.plan.compile = False
   mesh = _devices(trial)[1]
-  return trial, meshes.ways(mesh, 'batch'), mesh.size
+  return trial, meshes.ways(mesh, 'batch'), (
+      _rollout_devices(config) or mesh.size)
+
+
+def _rollout_devices(config) -> int:
+  """Returns the number of devices that only sample."""
+  return config.get('train', {}).get('rollout_devices', 0)
 
 
 def _has_room(plan: Plan) -> bool:
@@ -229,26 +177,33 @@ def _has_room(plan: Plan) -> bool:
 
 
 def _rollouts(config, shape, mesh, kind
-             ) -> tuple[Engine, tuple[Engine, ...], dict[str, float]]:
-  """Returns the config's engine, all possible engines, and bytes by content."""
+             ) -> tuple[Engine, tuple[Engine, ...], dict[str, float],
+                        dict[str, float]]:
+  """Returns the engine, all possible engines, and two kinds of bytes.
+
+  They are the bytes, by content, of devices that sample, and those of all
+  devices.
+  """
   if 'rollout' not in config:
-    return rollout_memory.NONE, (), {}
-  a_process = min(kind.a_process, mesh.size)
-  processes = mesh.size // a_process
+    return rollout_memory.NONE, (), {}, {}
+  apart = _rollout_devices(config)
+  count = apart + mesh.size if apart else mesh.size
+  a_process = apart or min(kind.a_process, count)
+  processes = 1 if apart else count // a_process
   engine = functools.partial(
       rollout_memory.estimated, config, shape, kind, a_process, processes)
   chosen = engine(config.rollout.tensor)
   engines = tuple(
       engine(tensor) for tensor in range(1, a_process + 1)
       if not (shape.num_key_value_heads % tensor or a_process % tensor or
-              config.rollout.max_num_seqs // processes
+              apart and mesh.size % tensor or config.rollout.max_num_seqs // processes
               % (a_process // tensor)))
   holds = {_cache_label(config, processes): chosen.cache}
-  holds |= _index_of_search(config, a_process, processes, kind)
   holds |= _model_of_search(config, a_process, processes)
   if chosen.frozen:
     holds[f'frozen weights of rollouts, {config.rollout.dtype}'] = chosen.frozen
-  return chosen, engines, holds
+  return chosen, engines, holds, _index_of_search(
+      config, count // processes, processes, kind)
 
 
 def resolved(config) -> Any:
@@ -301,20 +256,34 @@ def documents_of(config) -> int:
 def _devices(config):
   """Returns the kind of device, a mesh and a name.
 
-  The mesh has real devices, devices to compile for, or abstract devices.
+  The mesh has real devices, devices to compile for, or abstract devices. It
+  trains; devices that only sample are not in it.
+
+  Raises:
+    ValueError: The devices have no such mesh, or belong to several processes
+      although some of them only sample.
   """
+  apart = _rollout_devices(config)
+  shown = f', of which {apart} sample' if apart else ''
   if not config.plan.devices:
     local = jax.devices()
     stats = local[0].memory_stats() or {}
     gib = stats.get('bytes_limit', _host_memory() / len(local)) / GIB
     kind = devices_lib.Kind(local[0].device_kind, gib, len(local))
-    return kind, meshes.make(**config.mesh), (
-        f'{len(local)} x {kind.name}, here')
+    mesh, _ = meshes.divided(apart, config.get('rollout', {}).get('tensor', 1),
+                             **config.mesh)
+    return kind, mesh, f'{len(local)} x {kind.name}, here{shown}'
   kind, count = devices_lib.parse(config.plan.devices)
-  targets = config.plan.compile and devices_lib.to_compile_for(kind, count)
+  trains = meshes.trains(count, apart, config.get('rollout', {}).get('tensor'))
+  if apart and count > kind.a_process:
+    raise ValueError(
+        'train.rollout_devices must be 0 with several processes, but is '
+        f'{apart} on {count} devices, of which a process has {kind.a_process}. '
+        'Set it to 0, or plan.devices to those of one process.')
+  targets = config.plan.compile and devices_lib.to_compile_for(kind, trains)
   mesh = meshes.make(**config.mesh, devices=targets) if targets else (
-      meshes.abstract(count, **config.mesh))
-  return kind, mesh, f'{count} x {kind.name}'
+      meshes.abstract(trains, **config.mesh))
+  return kind, mesh, f'{count} x {kind.name}{shown}'
 
 
 def _host_memory() -> int:

@@ -261,6 +261,7 @@ def _machine(config, devices: str) -> tuple[bool, int]:
     on_cpu, count = False, devices_lib.parse(devices)[1]
   else:
     on_cpu, count = jax.default_backend() == 'cpu', jax.device_count()
+  count = config.get('train', {}).get('rollout_devices') or count
   return on_cpu, max(count // config.rollout.tensor, 1)
 
 

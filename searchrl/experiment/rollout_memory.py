@@ -38,6 +38,7 @@ class Engine:
   besides: float  # further bytes, held during rollouts only
   read: float  # bytes read for a token in every slot
   sent: float  # bytes sent for a token in every slot
+  weights: float  # bytes of a copy of the weights
   slots: int  # slots of all devices together
 
   def secs(self, kind: devices_lib.Kind) -> float:
@@ -48,7 +49,7 @@ class Engine:
     return self.read / kind.bandwidth + self.sent / kind.link
 
 
-NONE = Engine(1, 0, 0, 0, 0, 0, 0)
+NONE = Engine(1, 0, 0, 0, 0, 0, 0, 0)
 
 
 def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
@@ -90,7 +91,7 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
       frozen=weights_held * (('solver' in config) + 2 * bool(ahead)),
       slots=config.rollout.max_num_seqs,
       besides=weights_held * (not ahead) + working,
-      read=weights_held - looked_up + cache,
+      read=weights_held - looked_up + cache, weights=weights_held,
       sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))
 
 

@@ -6,7 +6,13 @@ from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import memory_plan
+from searchrl.experiment import plan_totals
 from searchrl.runtime.devices import GIB
+
+_FOR_ROLLOUTS = ('more rollout.tensor, fewer rollout.max_num_seqs, '
+                 "rollout.dtype='bfloat16'")
+_FOR_UPDATES = ("more mesh.fsdp, learner.remat='nothing', "
+                "learner.dtype='bfloat16', model.lora.rank")
 
 
 def run(config, workdir: str) -> None:
@@ -19,11 +25,6 @@ def run(config, workdir: str) -> None:
     ValueError: The config cannot be run on these devices.
   """
   del workdir  # nothing is written
-  if config.get('train', {}).get('rollout_devices'):
-    raise ValueError(
-        'train.rollout_devices must be 0 with --plan, which takes all devices '
-        f'for one mesh, but is {config.train.rollout_devices}. Plan with '
-        "plan.devices of the number that trains.")
   config_checks.check(config)
   config = memory_plan.resolved(config)
   parts = build.beside_job(config, 'phases') or build.beside_job(
@@ -35,39 +36,57 @@ def run(config, workdir: str) -> None:
     print(f'The {name}:\n\n{describe(memory_plan.make(part))}\n')
 
 
-def describe(plan: memory_plan.Plan) -> str:
+def describe(plan: plan_totals.Plan) -> str:
   """Returns the plan as a table, with the verdict."""
   axes = ' x '.join(f'{axis}={n}' for axis, n in plan.mesh.items())
-  update = plan.update
-  how = 'compiled' if update.compiled else 'estimated, not compiled'
-  prefix = 'or ' * bool(plan.engine.besides)
-  further = {
-      'rollouts: weights, logits, a prefill (estimated)': plan.engine.besides,
-      'and rollouts: the checkpoint before, being written': update.saving,
-      f'{prefix}update: gradients, activations ({how})': update.bytes,
-      "and update: cuDNN's workspace, at most (by formula)": update.workspace}
-  further = {name: size for name, size in further.items() if size}
-  sizes = plan.holds | further | {
-      'at most, together': plan.peak, 'of': plan.available}
-  rows = [{'a device holds': name, 'GiB': f'{size / GIB:.2f}'}
-          for name, size in sizes.items()]
-  share = plan.peak / plan.available
-  verdict = f'It fits: {share:.0%} of the memory.' if plan.fits else (
-      f'It does not fit: {share:.0%} of the memory, and at most '
-      f'{memory_plan.ROOM:.0%} should be used. For rollouts, more '
-      'rollout.tensor, fewer rollout.max_num_seqs, '
-      "rollout.dtype='bfloat16' help; for updates, more mesh.fsdp, learner."
-      "remat='nothing', learner.dtype='bfloat16', model.lora.rank; for both, "
-      'more devices.')
   active = '' if plan.active == plan.parameters else (
       f'{plan.active / 1e9:.3g} billion active, ')
   return (f'{plan.parameters / 1e9:.3g} billion parameters on {plan.devices}, '
           f'{active}'
-          f'mesh {axes}\n{figures.table(rows, tuple(rows[0]))}\n{verdict}'
-          f'{_describe_engines(plan)}')
+          f'mesh {axes}\n{_describe_devices(plan)}{_describe_engines(plan)}')
 
 
-def _describe_engines(plan: memory_plan.Plan) -> str:
+def _describe_devices(plan: plan_totals.Plan) -> str:
+  """Returns a table with a verdict, or two if some devices only sample."""
+  update, sampling = plan.update, plan.sampling
+  how = 'compiled' if update.compiled else 'estimated, not compiled'
+  rollouts = {
+      'rollouts: weights, logits, a prefill (estimated)': plan.engine.besides}
+  saving = {'and rollouts: the checkpoint before, being written': update.saving}
+  prefix = 'or ' * bool(sampling is None and plan.engine.besides)
+  training = {
+      f'{prefix}update: gradients, activations ({how})': update.bytes,
+      "and update: cuDNN's workspace, at most (by formula)": update.workspace}
+  if sampling is None:
+    return _table(plan, 'a device holds', plan.holds | rollouts | saving
+                  | training, plan.peak, f'For rollouts, {_FOR_ROLLOUTS} help; '
+                  f'for updates, {_FOR_UPDATES}; for both, more devices.')
+  copy = {'or a copy of the weights, before it is sent': plan.engine.weights}
+  saving = {'and the checkpoint before, being written': update.saving}
+  return _table(
+      plan, 'a device that trains holds', plan.holds | training | saving | copy,
+      plan.training_peak, f'{_FOR_UPDATES} help.') + '\n\n' + _table(
+          plan, 'a device that samples holds', sampling | rollouts,
+          plan.peak_with(plan.engine), f'{_FOR_ROLLOUTS} help.')
+
+
+def _table(plan: plan_totals.Plan, title: str, sizes: dict[str, float],
+           peak: float, remedy: str) -> str:
+  """Returns a table of the bytes that a device holds, with a verdict."""
+  sizes = {name: size for name, size in sizes.items()
+           if size or name in plan.holds} | {
+               'at most, together': peak, 'of': plan.available}
+  rows = [{title: name, 'GiB': f'{size / GIB:.2f}'}
+          for name, size in sizes.items()]
+  share = peak / plan.available
+  verdict = f'It fits: {share:.0%} of the memory.' if (
+      peak <= plan_totals.ROOM * plan.available) else (
+          f'It does not fit: {share:.0%} of the memory, and at most '
+          f'{plan_totals.ROOM:.0%} should be used. {remedy}')
+  return f'{figures.table(rows, tuple(rows[0]))}\n{verdict}'
+
+
+def _describe_engines(plan: plan_totals.Plan) -> str:
   """Returns a table of the time per token by rollout.tensor; '' if unknown."""
   if not plan.kind.bandwidth or not plan.engines:
     return ''

@@ -92,15 +92,25 @@ def divided(rollout_devices: int, copy: int, **sizes: Any
     mesh = make(**sizes)
     return mesh, mesh
   devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
-  rest = len(devices) - rollout_devices
-  if rest < 1 or rest % copy:
+  count = trains(len(devices), rollout_devices, copy)
+  return make(**sizes, devices=devices[:count]), make(
+      tensor=copy, devices=devices[count:])
+
+
+def trains(count: int, rollout_devices: int, copy: int) -> int:
+  """Returns how many of `count` devices train; see `divided`.
+
+  Raises:
+    ValueError: The rest of the devices cannot train.
+  """
+  rest = count - rollout_devices
+  if rollout_devices and (rest < 1 or rest % copy):
     raise ValueError(
         'train.rollout_devices must leave a multiple of rollout.tensor='
-        f'{copy} of the {len(devices)} devices for training, but is '
+        f'{copy} of the {count} devices for training, but is '
         f'{rollout_devices}. Lower it, or set it to 0, so that all devices '
         'do both.')
-  return make(**sizes, devices=devices[:rest]), make(
-      tensor=copy, devices=devices[rest:])
+  return rest
 
 
 def in_order(devices: np.ndarray) -> Mesh:

@@ -1,0 +1,90 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The totals of a memory plan: peaks, and whether they fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from searchrl.experiment.rollout_memory import Engine
+from searchrl.runtime import devices as devices_lib
+
+ROOM = 0.92  # usable share of the memory; the runtime needs the rest
+
+
+class Update(NamedTuple):
+  """Bytes per device of training; without training, those of the parameters."""
+
+  holds: dict[str, float]  # bytes held all the time, by content
+  bytes: float = 0  # further bytes during an update; 0: there is none
+  workspace: float = 0  # further bytes of cuDNN's workspace
+  compiled: bool = False  # whether `bytes` is from the compiler or an estimate
+  # Bytes while a checkpoint is written beside the next rollouts, on a CPU host.
+  saving: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Bytes per device, for each kind of content.
+
+  If some devices sample while others train, `sampling` is what the former hold
+  all the time, and `holds` is what the latter hold.
+  """
+
+  devices: str
+  available: float  # bytes of memory
+  parameters: int  # parameters of the policy
+  active: int  # parameters that a token uses
+  mesh: dict[str, int]
+  holds: dict[str, float]  # bytes held all the time
+  update: Update
+  kind: devices_lib.Kind
+  engine: Engine  # the config's engine
+  engines: tuple[Engine, ...]  # engines that model and devices allow
+  sampling: dict[str, float] | None = None  # None: all devices do both
+
+  @property
+  def peak(self) -> float:
+    """Largest number of bytes at any time, with the config's engine."""
+    return max(self.training_peak, self.peak_with(self.engine))
+
+  @property
+  def training_peak(self) -> float:
+    """The same for devices that only train; 0 if there are none."""
+    if self.sampling is None:
+      return 0
+    update = self.update
+    return sum(self.holds.values()) + max(  # a copy is made for the sampler
+        update.saving + update.bytes + update.workspace, self.engine.weights)
+
+  def peak_with(self, engine: Engine) -> float:
+    """Returns the largest number of bytes if rollouts used this engine.
+
+    If some devices only sample, it is theirs.
+    """
+    chosen, update = self.engine, self.update
+    change = engine.cache - chosen.cache + engine.frozen - chosen.frozen
+    if self.sampling is not None:
+      return sum(self.sampling.values()) + change + engine.besides
+    return sum(self.holds.values()) + change + max(
+        engine.besides + update.saving, update.bytes + update.workspace)
+
+  @property
+  def fits(self) -> bool:
+    """True if the config's engine and its training fit into the memory."""
+    return self.peak <= ROOM * self.available
+
+  def has_room_for(self, engine: Engine) -> bool:
+    """Returns whether rollouts with an engine fit into the memory."""
+    return self.peak_with(engine) <= ROOM * self.available
+
+  @property
+  def fastest(self) -> Engine | None:
+    """Engine with the shortest time among those that fit.
+
+    It is None if the device's rates are unknown.
+    """
+    fitting = [engine for engine in self.engines if self.has_room_for(engine)]
+    return min(fitting, key=lambda engine: engine.secs(self.kind),
+               default=None) if self.kind.bandwidth else None
