@@ -321,7 +321,7 @@ def mesh() -> dict[str, Any]:
   return {axis: field(ways, lambda ways: ways == -1 or ways >= 1,
                       'at least 1, or -1 for the rest of the devices')
           for axis, ways in dict(data=-1, fsdp=1, tensor=1).items()} | {
-              'expert': field(1, at_least=1)}
+              axis: field(1, at_least=1) for axis in ('sequence', 'expert')}
 
 
 def plan() -> dict[str, Any]:

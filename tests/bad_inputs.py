@@ -276,6 +276,8 @@ FIELDS = (
     _field('learner.pack_length=100', 'at least rollout.max_length',
            device=True),
     _field('mesh.tensor=0', 'at least 1, or -1'),
+    _field('mesh.sequence=0', 'at least 1'),
+    _train('mesh.sequence=3', 'divide the 4 query heads'),
     _train('mesh.data=3', 'must multiply to the 1 devices', device=True),
     _train('mesh.tensor=2', 'must multiply to the 1 devices', device=True),
     _train('mesh.fsdp=-1', 'at most one mesh axis may be -1', device=True),

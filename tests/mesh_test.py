@@ -95,7 +95,8 @@ def test_spec_follows_the_table():
 def test_every_mesh_axis_of_the_table_exists():
   targets = [t if isinstance(t, tuple) else (t,)
              for t in mesh_lib.RULES.values() if t is not None]
-  assert {axis for target in targets for axis in target} == {*mesh_lib.AXES, 'expert'}
+  assert {axis for target in targets for axis in target} == {
+      *mesh_lib.AXES, 'sequence', 'expert'}
 
 
 def test_shardings_keep_the_tree_even_with_optimizer_states():

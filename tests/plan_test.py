@@ -493,6 +493,7 @@ def test_a_policy_step_fits_its_chips(shape, chips, limit):
 
 
 REMAT, LONG = 'learner.remat', 'rollout.max_length'
+SEQUENCE = 'mesh.sequence'
 # (recipe, devices, changes): most GiB per device of an update by the compiler.
 COMPILED = {
     ('grpo:qwen2.5-3b', 'h200-8', ()): 4.41,
@@ -502,6 +503,8 @@ COMPILED = {
     ('grpo:qwen2.5-7b', 'h200-8', ()): 9.79,
     ('grpo:qwen2.5-14b', 'h200-8', ()): 18.7,
     ('grpo:qwen2.5-14b', 'h200-8', ((LONG, 32_768),)): 37.1,
+    ('grpo:qwen2.5-14b', 'h200-8', ((LONG, 32_768), (SEQUENCE, 4))): 22.2,
+    ('grpo:qwen2.5-14b', 'h200-8', ((LONG, 32_768), (SEQUENCE, 8))): 22.4,
     ('grpo:qwen2.5-32b', 'h200-8', ()): 39.5,
     ('grpo:qwen2.5-3b', 'v6e-8', ()): 7.12,
 }

@@ -27,6 +27,7 @@ from searchrl.models import critic
 from searchrl.models import encoder
 from searchrl.models import transformer
 from searchrl.rl import algorithms
+from searchrl.runtime import activations
 from searchrl.runtime import devices
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
@@ -233,7 +234,7 @@ def test_an_encoder_sends_weights_and_no_activations():
                   for dtype in (np.int32, bool))
   embed = jax.jit(functools.partial(
       encoder.embed, config=shape,
-      constrain=functools.partial(meshes.split_by_rows, mesh)))
+      constrain=functools.partial(activations.split_by_tokens, mesh)))
   text = embed.lower(params, tokens, mask).compile().as_text()
   sent = [(math.prod(dims), line) for loops, shapes, line in collectives(text)
           for dims in shapes if loops]

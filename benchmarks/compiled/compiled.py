@@ -190,6 +190,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
                       help='of a learner; the rest is tensor. 0: all chips')
   parser.add_argument('--expert', type=int, default=1,
                       help='ways of experts, of engines and of a learner')
+  parser.add_argument('--sequence', type=int, default=1,
+                      help='ways of the positions of rows, of a learner')
   parser.add_argument('--remat', default='nothing', help='of a learner')
   parser.add_argument('--row-length', type=int, default=4096)
   parser.add_argument('--flags', default='', help='of XLA: name=value,...')
@@ -198,7 +200,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
   options = parser.parse_args(arguments)
   if options.layers < 2:
     parser.error('--layers must be at least 2: half as many are compiled, too')
-  options.fsdp = options.fsdp or options.chips // options.expert
+  options.fsdp = options.fsdp or (
+      options.chips // options.expert // options.sequence)
   return options
 
 
@@ -211,9 +214,9 @@ def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
   for config in configs.values():
     config.rollout.max_length = options.row_length
     config.learner.remat = options.remat
-  mesh = mesh_of(
-      options.chip, options.fsdp,
-      options.chips // options.fsdp // options.expert, options.expert)
+  ways = options.fsdp * options.expert * options.sequence
+  mesh = mesh_of(options.chip, options.fsdp, options.chips // ways,
+                 options.expert, options.sequence)
   split = ' x '.join(f'{axis} {n}' for axis, n in mesh.shape.items() if n > 1)
   partial = functools.partial
   kind = '' if options.attention == 'auto' else f', {options.attention}'
@@ -241,13 +244,14 @@ def name_of(size: str) -> str:
   return size if '-' in size else f'qwen2.5-{size}'
 
 
-def mesh_of(chip: str, fsdp: int, tensor: int, expert: int = 1
-           ) -> jax.sharding.Mesh:
+def mesh_of(chip: str, fsdp: int, tensor: int, expert: int = 1,
+            sequence: int = 1) -> jax.sharding.Mesh:
   """A mesh of chips that need not exist, of the least slice that has them.
 
   A whole slice is ordered as in training, by its links.
   """
-  count = fsdp * tensor * expert
+  sizes = dict(fsdp=fsdp, sequence=sequence, expert=expert, tensor=tensor)
+  count = math.prod(sizes.values())
   kind = devices_lib.KINDS[chip]
   slices = (count,) if kind.torus is None else _SLICES
   found = devices_lib.to_compile_for(
@@ -256,10 +260,8 @@ def mesh_of(chip: str, fsdp: int, tensor: int, expert: int = 1
     raise SystemExit(
         "it takes the chip's compiler: pip install -e '.[compile]'")
   if len(found) == count:
-    return meshes.make(data=1, fsdp=fsdp, tensor=tensor, expert=expert,
-                       devices=found)
-  return meshes.in_order(np.array(found[:count]).reshape(
-      1, fsdp, *([expert] if expert > 1 else []), tensor))
+    return meshes.make(data=1, devices=found, **sizes)
+  return meshes.in_order(found[:count], **sizes)
 
 
 def of_depths(options, label: str, is_unrolled: bool,
@@ -470,7 +472,7 @@ def learner(name: str, config, mesh, shape) -> Program:
   once = 2 * sum(math.prod(x.shape) * sign for tree, sign in (
       (params, 1), (untied, -1)) for x in jax.tree.leaves(tree)
                 ) / mesh.shape['tensor']
-  gathered = once * (1 - 1 / mesh.shape['fsdp'])
+  gathered = once * (1 - 1 / meshes.ways(mesh, 'embed'))
   summed = 2 * shape.num_hidden_layers * 2 * (1 - 1 / mesh.shape['tensor']) * (
       2 * rows * length * shape.hidden_size * mesh.shape['tensor'] / mesh.size)
   flops = model_flops(shape, np.full(rows, length)) / mesh.size

@@ -11,7 +11,6 @@ import dataclasses
 import importlib.util
 
 import jax
-import numpy as np
 import pytest
 
 import compiled
@@ -34,7 +33,7 @@ SLOTS = 16
 
 
 def here(tensor: int = 1):
-  return meshes.in_order(np.array(jax.devices()[:tensor]).reshape(1, 1, tensor))
+  return meshes.in_order(jax.devices()[:tensor], tensor=tensor)
 
 
 def engine(name: str, tensor: int = 1, slots: int = SLOTS):
@@ -94,7 +93,7 @@ def test_heads_that_do_not_split_are_refused():
 
 
 def test_a_hand_over_reads_and_writes_all_weights_once_at_best():
-  mesh = meshes.in_order(np.array(jax.devices()[:4]).reshape(1, 4, 1))
+  mesh = meshes.in_order(jax.devices()[:4], fsdp=4)
   program = compiled.hand_over(mesh, 1, SHAPE)
   found, sent = compiled.measured(program, 'test')
   every = 2 * LAYER + TABLE + 64
@@ -110,8 +109,8 @@ def learner(name: str):
   config = grpo.get_config('qwen2.5-3b')
   config.rollout.update(questions_per_step=4, group_size=4, max_length=64)
   config.learner.update(minibatches=1, remat='nothing')
-  return compiled.learner(name, config, meshes.in_order(
-      np.array(jax.devices()[:4]).reshape(1, 4, 1)), SHAPE)
+  return compiled.learner(
+      name, config, meshes.in_order(jax.devices()[:4], fsdp=4), SHAPE)
 
 
 def test_what_a_learner_needs_by_hand():

@@ -29,6 +29,7 @@ import tokenizers
 
 from searchrl.models import encoder
 from searchrl.models import weights
+from searchrl.runtime import activations
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.search.index import dense
@@ -94,7 +95,7 @@ class Embedder:
     self._embed = dispatch.Ordered(jax.jit(functools.partial(
         encoder.embed, config=self._shape, pooling=settings.pooling,
         dtype=jnp.dtype(settings.dtype),
-        constrain=functools.partial(meshes.split_by_rows, mesh))), mesh)
+        constrain=functools.partial(activations.split_by_tokens, mesh))), mesh)
     self.dim = self._shape.hidden_size
     self.about = {'kind': 'bert', 'path': str(path),
                   **dataclasses.asdict(settings),

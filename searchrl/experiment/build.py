@@ -6,6 +6,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -98,7 +99,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
       folder, config, free, tuple(name for name, _ in rules.unset(config)))
   workdir.check()
   model = policy.folder_of(config)
-  config_checks.check_experts(config, model.shape)
+  config_checks.check_shape(config, model.shape)
   if 'solver' in config:
     solver.check(config.solver, model.tokenizer)
   data, sets, stream = _data(  # before the directory is claimed
@@ -373,7 +374,9 @@ def tested_attention(config, shape, mesh) -> str:
 
   The first process runs the test.
   """
-  heads, ways = shape.num_key_value_heads, mesh.shape['tensor']
+  heads, ways = shape.num_key_value_heads, meshes.ways(mesh, 'attended')
+  if meshes.ways(mesh, 'length') > 1:  # heads are repeated
+    heads = math.lcm(heads, ways)
   tensor = 1 if heads % ways else ways
   rows = -(-(config.learner.microbatch_rows or 2) // meshes.ways(
       mesh, 'batch'))
@@ -400,7 +403,7 @@ def attend(config, name: str, mesh) -> dict[str, Any]:
   return dict(attend=functools.partial(
       attention.causal, implementation=name,
       block=config.model.attention_block or None,
-      sharding=meshes.sharding(mesh, ('batch', None, 'heads', None))),
+      sharding=meshes.sharding(mesh, ('batch', None, 'attended', None))),
               fit_segments=name == 'cudnn_padded')
 
 

@@ -14,6 +14,7 @@ from searchrl.data import question_files
 from searchrl.experiment import guards
 from searchrl.experiment import search as searches
 from searchrl.models import lora as loras
+from searchrl.models import sequence_attention
 from searchrl.models import transformer
 from searchrl.models.inference import sampling
 from searchrl.rl import algorithms
@@ -180,8 +181,11 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
         'learning rate.')
 
 
-def check_experts(config, shape: transformer.TransformerConfig) -> None:
-  """Raises a ValueError if the options do not suit a model's experts."""
+def check_shape(config, shape: transformer.TransformerConfig) -> None:
+  """Raises a ValueError if the options do not suit a model's shape."""
+  sequence_attention.check(
+      shape, sequence=config.mesh.sequence, tensor=max(config.mesh.tensor, 1),
+      pack_length=config.learner.pack_length)
   if config.model.lora.rank:
     loras.check(loras.Lora(**config.model.lora), shape)
   _refuse((config.learner.router_aux_loss_coef and not shape.experts,

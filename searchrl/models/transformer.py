@@ -118,7 +118,7 @@ def _gated(gate, up):
 
 
 class Projection(nn.Module):
-  """A linear map of the last axis to `features`, over flat tokens.
+  """A linear map of the last axis to `features`.
 
   If its parameters include `lora_a` and `lora_b` (see `models.lora`), the
   product x @ lora_a @ lora_b is added.
@@ -129,7 +129,7 @@ class Projection(nn.Module):
   use_bias: bool = False
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'N D']) -> Float[Array, 'N F']:
+  def __call__(self, x: Float[Array, '*N D']) -> Float[Array, '*N F']:
     """Returns the map of x, computed in the dtype of x."""
     kernel = param(self, 'kernel', normal, (x.shape[-1], self.features),
                    self.axes)
@@ -154,6 +154,7 @@ class Block(nn.Module):
 
   config: TransformerConfig
   mixed: Callable[..., Array] = experts_lib.mixed  # or one of devices
+  flat: bool = True  # products are of [B*T D], and not of [B T D]
 
   @nn.compact
   def __call__(
@@ -165,6 +166,7 @@ class Block(nn.Module):
     """Returns the layer's output, and the second result of `attend`."""
     c = self.config
     rows, length, width = x.shape
+    tokens = (rows * length,) if self.flat else (rows, length)
 
     def heads(name, count, axis):
       y = Projection(count * c.head_dim, ('embed', axis), c.attention_bias,
@@ -181,21 +183,21 @@ class Block(nn.Module):
       return rotate(y, positions, c.rope_theta, c.rope_scaling)
 
     flat = RMSNorm(c.rms_norm_eps, name='attention_norm')(x)
-    flat = flat.reshape(rows * length, width)
+    flat = flat.reshape(*tokens, width)
     q = heads('q', c.num_attention_heads, 'heads')
     k = heads('k', c.num_key_value_heads, 'kv_heads')
     v = heads('v', c.num_key_value_heads, 'kv_heads')
     output, second = attend(rotated(q, 'q_norm'), rotated(k, 'k_norm'), v)
     y = Projection(width, ('heads', 'embed'), c.attention_out_bias, name='o')(
-        output.reshape(rows * length, -1))
+        output.reshape(*tokens, -1))
     x = x + y.reshape(x.shape)
 
     flat = RMSNorm(c.rms_norm_eps, name='mlp_norm')(x)
-    flat = flat.reshape(rows * length, width)
+    flat = flat.reshape(*tokens, width)
     y = self._experts(flat) if c.experts else self._mlp(flat)
     return x + y.reshape(x.shape), second
 
-  def _mlp(self, x: Float[Array, 'N D']) -> Float[Array, 'N D']:
+  def _mlp(self, x: Float[Array, '*N D']) -> Float[Array, '*N D']:
     dense = functools.partial(Projection, use_bias=self.config.mlp_bias)
     size = self.config.intermediate_size
     gate = dense(size, ('embed', 'mlp'), name='gate')(x)
@@ -262,7 +264,8 @@ def forward_with_load(
     dtype: Any = jnp.float32,
     attend: Callable[..., Array] = attention.causal,
     used: Callable[[Params], Params] = lambda layer: layer,
-    constrain: Callable[[Array], Array] = lambda x: x,
+    constrain: Callable[[Array, str], Array] = lambda x, place: x,
+    flat: bool = True,
     mixed: Callable[..., Array] = experts_lib.mixed,
 ) -> tuple[Float[Array, 'B T D'], Load | None]:
   """Returns hidden states of whole rows, with causal attention per segment.
@@ -284,8 +287,10 @@ def forward_with_load(
       implementation.
     used: Function from one layer's stored parameters to those that the layer
       computes with.
-    constrain: Function from a layer's input [B T D] to the same array, such as
-      a partial of `mesh.split_by_rows`.
+    constrain: Function from activations [B T D] and their place to the same
+      array, such as a partial of `activations.split_by_tokens`.
+    flat: Flag that flattens rows for products. Rows whose positions are split
+      over devices must stay apart: flat, they would be gathered.
     mixed: Function `experts.mixed`, or one of `experts.sharded`.
 
   Returns:
@@ -305,9 +310,9 @@ def forward_with_load(
                   sliding_window=config.sliding_window), None
 
   def layer(x, layer_params):
-    (x, _), sown = Block(config, mixed).apply(
-        {'params': used(layer_params)}, constrain(x), positions, attend_rows,
-        mutable=('routing',))
+    (x, _), sown = Block(config, mixed, flat).apply(
+        {'params': used(layer_params)}, constrain(x, 'layer'), positions,
+        attend_rows, mutable=('routing',))
     return x, load(sown['routing']['chosen'][0]) if sown else None
 
   def load(routing):
@@ -315,9 +320,9 @@ def forward_with_load(
         routing, jnp.ones(rows * length, bool) if segment_ids is None
         else segment_ids.ravel() > 0)
 
-  x = params['embed']['embedding'][tokens].astype(dtype)
+  x = constrain(params['embed']['embedding'][tokens].astype(dtype), 'embedded')
   x, loads = jax.lax.scan(recomputed(layer, remat), x, params['layers'])
-  return final_norm(params, x, config), loads
+  return final_norm(params, constrain(x, 'last'), config), loads
 
 
 def recomputed(layer: Callable[..., Any], remat: bool | str

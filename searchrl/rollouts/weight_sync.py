@@ -104,8 +104,8 @@ class WeightSync:
     experts = meshes.expert_ways(mesh, tensor)
     if onto is not None:
       experts = math.gcd(experts, onto.size // tensor)
-    arranged = lambda devices: meshes.in_order(devices.reshape(
-        -1, 1, *([experts] if experts > 1 else []), tensor))
+    arranged = functools.partial(
+        meshes.in_order, data=-1, expert=experts, tensor=tensor)
     whole = arranged(mesh.devices)
     self.mesh = whole if self.together else meshes.local(whole)
     self._shardings = meshes.shardings(whole, axes)

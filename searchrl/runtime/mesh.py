@@ -6,8 +6,9 @@
 other code names logical axes ('batch', 'embed', 'heads', ...) only. Mesh axes
 are `Auto`: the compiler propagates shardings from the arguments. A mesh is
 passed as an argument, or set with `jax.set_mesh`, but is not used in a `with`
-statement. A mesh has the axes 'data', 'fsdp' and 'tensor', and the axis
-'expert' only if it splits experts.
+statement. A mesh has the axes 'data', 'fsdp' and 'tensor'. It has the axis
+'sequence' only if it splits the positions of rows, and 'expert' only if it
+splits experts.
 """
 
 from __future__ import annotations
@@ -27,21 +28,23 @@ import numpy as np
 from searchrl.runtime import dispatch
 
 AXES = ('data', 'fsdp', 'tensor')
-_WITH_EXPERTS = ('data', 'fsdp', 'expert', 'tensor')
 
 RULES = {
     # Rows. Devices along 'fsdp' and 'expert' have different rows, too.
     'batch': ('data', 'fsdp', 'expert'),
-    'length': None,  # positions of a row
+    'length': 'sequence',  # positions of a row
     'layers': None,  # the stack of layers, axis 0 of their parameters
-    'embed': 'fsdp',  # residual width, along which FSDP splits weights
+    # Residual width, along which FSDP splits weights.
+    'embed': ('fsdp', 'sequence'),
     'heads': 'tensor',  # query heads
     'kv_heads': 'tensor',
+    'attended': ('tensor', 'sequence'),  # heads, in attention over whole rows
     'head_dim': None,
     'mlp': 'tensor',  # hidden width of the feed-forward layer
     'experts': 'expert',
     'vocab': 'tensor',
-    'scored': ('tensor', 'fsdp'),  # vocabulary, where logits are computed
+    # Vocabulary, where logits are computed.
+    'scored': ('tensor', 'fsdp', 'sequence'),
 }
 
 Axes = tuple[str | None, ...]  # for each dimension, its logical axis or None
@@ -50,6 +53,7 @@ Axes = tuple[str | None, ...]  # for each dimension, its logical axis or None
 def make(
     *,
     data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1,
+    sequence: int = 1,
     devices: Sequence[Any] | None = None) -> Mesh:
   """Makes a mesh of devices. One size may be -1, for all remaining devices.
 
@@ -59,6 +63,8 @@ def make(
     tensor: Number of ways in which heads, feed-forward width and vocabulary are
       split.
     expert: Number of ways in which rows and experts are split.
+    sequence: Number of ways in which the positions of each row and parameters
+      are split.
     devices: Devices of the mesh. None: all devices, grouped by process.
 
   Raises:
@@ -67,11 +73,11 @@ def make(
   """
   if devices is None:
     devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
-  sizes = _fill(_sizes(data=data, fsdp=fsdp, expert=expert, tensor=tensor),
-                len(devices))
-  arranged = _arranged(devices, sizes['data'], sizes['fsdp'],
-                       sizes.get('expert', 1) * sizes['tensor'])
-  return in_order(arranged.reshape(*sizes.values()))
+  sizes = _fill(_sizes(data=data, fsdp=fsdp, sequence=sequence, expert=expert,
+                       tensor=tensor), len(devices))
+  data, fsdp, *others = sizes.values()
+  arranged = _arranged(devices, data, fsdp, math.prod(others))
+  return in_order(arranged, **sizes)
 
 
 def divided(rollout_devices: int, copy: int, **sizes: Any
@@ -113,13 +119,11 @@ def trains(count: int, rollout_devices: int, copy: int) -> int:
   return rest
 
 
-def in_order(devices: np.ndarray) -> Mesh:
-  """Returns a mesh of devices in the given order.
-
-  The devices are [data, fsdp, tensor] or [data, fsdp, expert, tensor].
-  """
-  names = AXES if devices.ndim == len(AXES) else _WITH_EXPERTS
-  return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+def in_order(devices: Any, **sizes: int) -> Mesh:
+  """Returns a mesh of devices in the given order, with the sizes of `make`."""
+  sizes = _sizes(**sizes)
+  return Mesh(np.asarray(devices).reshape(*sizes.values()), tuple(sizes),
+              axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def abstract(count: int, **sizes: int) -> AbstractMesh:
@@ -247,26 +251,12 @@ def expert_ways(mesh: Mesh | AbstractMesh, tensor: int) -> int:
   return math.gcd(mesh.shape.get('expert', 1), mesh.size // tensor)
 
 
-def split_by_rows(mesh: Mesh, x: jax.Array) -> jax.Array:
-  """Returns activations [B T D] split over rows only, in a jitted function.
-
-  FSDP splits weights over their width. Without this constraint, the compiler
-  may split activations over their width, too, and then sums each product over
-  all devices, which sends far more than the weights. The gradient is split in
-  the same way.
-  """
-  if ways(mesh, 'batch') == mesh.shape['data']:  # the width is not split
-    return x
-  return jax.lax.with_sharding_constraint(
-      x, sharding(mesh, ('batch', None, None)))
-
-
 def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
   """Returns the mesh with 'fsdp' divided into the axes of a torus of chips.
 
   Its axes are 'data', 'fsdp0', 'fsdp1', ..., 'tensor'. The devices and their
   order stay the same. Returns None if the devices have no coordinates, or if
-  the mesh splits experts. It also returns None if 'fsdp' does not run along the
+  the mesh splits experts or positions. It also returns None if 'fsdp' does not run along the
   torus's axes, runs along only one of them, spans several slices, or has at
   most `more_than` devices. Up to the default of 32 devices, a TPU's compiler
   uses one ring.
@@ -353,7 +343,7 @@ def local(mesh: Mesh) -> Mesh:
         f'{dict(mesh.shape)}, but those of process {jax.process_index()} do '
         'not. Make tensor, or fsdp * tensor, the devices of a process or a '
         'divisor of them.')
-  return in_order(block)
+  return in_order(block, **dict(zip(mesh.shape, block.shape)))
 
 
 def _arranged(devices: Sequence[Any], data: int, fsdp: int, tensor: int
@@ -411,11 +401,12 @@ def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
   return {a: count // product if n == -1 else n for a, n in sizes.items()}
 
 
-def _sizes(data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1
-          ) -> dict[str, int]:
+def _sizes(data: int = 1, fsdp: int = 1, sequence: int = 1, expert: int = 1,
+           tensor: int = 1) -> dict[str, int]:
   """Returns the sizes of the axes that a mesh has, in their order."""
-  experts = {'expert': expert} if expert != 1 else {}
-  return {'data': data, 'fsdp': fsdp, **experts, 'tensor': tensor}
+  optional = {'sequence': sequence, 'expert': expert}
+  optional = {axis: size for axis, size in optional.items() if size != 1}
+  return {'data': data, 'fsdp': fsdp, **optional, 'tensor': tensor}
 
 
 def _mesh_axes(present: Container[str], axis: str | None
@@ -429,7 +420,8 @@ def _mesh_axes(present: Container[str], axis: str | None
         f'{axis!r}. Add a line to mesh.RULES for a new one.')
   names = RULES[axis]
   if isinstance(names, tuple):
-    return tuple(name for name in names if name in present)
+    some = tuple(name for name in names if name in present)
+    return some[0] if len(some) == 1 else some
   return names if names in present else None
 
 

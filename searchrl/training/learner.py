@@ -23,6 +23,7 @@ import optax
 
 from searchrl.models import critic
 from searchrl.models import lora as loras
+from searchrl.models import sequence_attention
 from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
@@ -361,7 +362,8 @@ def make(
     microbatch_rows: Number of packed rows per micro-batch, on all devices. The
       default is 2, rounded up to a multiple of the number of parts into which
       the mesh splits rows.
-    pack_length: Number of tokens of a packed row. The default is T.
+    pack_length: Number of tokens of a packed row. The default is T, rounded up
+      to a multiple of the number of parts into which the mesh splits positions.
     max_segments: Maximum number of trajectories in a packed row.
     fit_segments: Flag for an attention whose work is proportional to
       `max_segments`. Batches with fewer trajectories per row then have fewer
@@ -384,8 +386,11 @@ def make(
       step per batch but `minibatches` is larger, or a critic has no optimiser.
   """
   ways = meshes.ways(mesh, 'batch')
-  microbatch_rows = microbatch_rows or -(-_ROWS // ways) * ways
-  pack_length = pack_length or length
+  microbatch_rows = microbatch_rows or _multiple(_ROWS, ways)
+  pack_length = pack_length or _multiple(length, meshes.ways(mesh, 'length'))
+  sequence_attention.check(
+      shape, sequence=meshes.ways(mesh, 'length'), tensor=mesh.shape['tensor'],
+      pack_length=pack_length)
   _check_rows(rows, minibatches, microbatch_rows, ways)
   if pack_length < length or not 0 < max_segments < pack_length:
     raise ValueError(
@@ -400,6 +405,11 @@ def make(
       temperature, ForwardOptions(**forward_options))
   return Learner(train_step, critic_warmup, minibatches, microbatch_rows,
                  pack_length, max_segments, fit_segments, seed, lockstep)
+
+
+def _multiple(number: int, ways: int) -> int:
+  """Returns the least multiple of `ways` that is at least `number`."""
+  return -(-number // ways) * ways
 
 
 def _check_rows(rows: int, minibatches: int, microbatch_rows: int, ways: int

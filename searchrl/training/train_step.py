@@ -24,10 +24,12 @@ from searchrl.models import critic
 from searchrl.models import experts
 from searchrl.models import lora as loras
 from searchrl.models import policy_logprobs
+from searchrl.models import sequence_attention
 from searchrl.models import transformer
 from searchrl import packing
 from searchrl.rl import algorithms
 from searchrl.rl.masked import Mean
+from searchrl.runtime import activations
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Batch
@@ -247,7 +249,7 @@ class TrainStep:
     matrix is sent in the dtype in which it is multiplied. Its gradient is
     summed over chunks in its own dtype and rounded once.
     """
-    if self.mesh.shape['fsdp'] == 1:  # the width is not split
+    if meshes.ways(self.mesh, 'embed') == 1:  # the width is not split
       return params
     head = transformer.head(params)
     kernel = meshes.resharded(
@@ -261,15 +263,18 @@ class TrainStep:
 
   def _row_options(self, layout: packing.Layout) -> dict[str, Any]:
     """Returns the keyword arguments with which a network reads packed rows."""
-    options = self.forward_options
-    attend = functools.partial(
+    options, mesh = self.forward_options, self.mesh
+    is_split = meshes.ways(mesh, 'length') > 1
+    attend: Callable[..., Array] = functools.partial(
         options.attend, max_segments=layout.starts.shape[-1],
         longest=self.length)
+    if is_split:
+      attend = sequence_attention.over_whole_rows(
+          attend, functools.partial(meshes.sharding, mesh))
     return dict(segment_ids=layout.segment_ids, positions=layout.positions,
                 remat=options.remat, dtype=options.dtype, attend=attend,
-                used=self._used_layer,
-                constrain=functools.partial(meshes.split_by_rows, self.mesh),
-                mixed=self._mixed)
+                used=self._used_layer, flat=not is_split, mixed=self._mixed,
+                constrain=functools.partial(activations.split_by_tokens, mesh))
 
   @property
   def _mixed(self) -> Callable[..., Array]:

@@ -74,6 +74,9 @@ def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
   layer = tokens * size * (8 * width + 3 * inner / tensor + 4 * padded * queries)
   logits = 4 * 4 * tokens / learner.pack_length * _CHUNK * (
       step.shape.vocab_size / tensor)
+  parts = meshes.ways(step.mesh, 'length')
+  if parts > 1:  # the last layer's output and its gradient, in whole rows
+    logits += 2 * parts * tokens * width * size
   saved = _saved_per_token(learner)
   if not step.forward_options.remat:
     saved += padded * 2 * (queries + keys)
@@ -88,9 +91,9 @@ def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
 
 def _tokens(learner: Learner) -> int:
   """Returns the number of a micro-batch's tokens on a device."""
-  rows = learner.microbatch_rows // meshes.ways(
-      learner.train_step.mesh, 'batch')
-  return rows * learner.pack_length
+  mesh = learner.train_step.mesh
+  rows = learner.microbatch_rows // meshes.ways(mesh, 'batch')
+  return rows * learner.pack_length // meshes.ways(mesh, 'length')
 
 
 def _heads(learner: Learner) -> tuple[float, float]:

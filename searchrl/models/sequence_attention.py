@@ -1,0 +1,81 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over rows whose positions are split over devices.
+
+This is the method of DeepSpeed-Ulysses (arXiv:2309.14509). An all-to-all
+exchange gives each device all positions of some heads, so that any
+implementation of `attention.causal` computes exact attention, with packed
+documents and a sliding window. A second exchange splits the output over
+positions again.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from searchrl.models import transformer
+
+
+def check(shape: transformer.TransformerConfig, *, sequence: int, tensor: int,
+          pack_length: int) -> None:
+  """Raises a ValueError if the positions of rows cannot be split.
+
+  Args:
+    shape: Shape of the model.
+    sequence: Value of config.mesh.sequence.
+    tensor: Value of config.mesh.tensor.
+    pack_length: Number of tokens of a row.
+  """
+  if sequence == 1:
+    return
+  heads = shape.num_attention_heads
+  if shape.experts:
+    raise ValueError(
+        'mesh.sequence must be 1 for a model with experts, but is '
+        f'{sequence}. Give the devices to mesh.expert or mesh.fsdp.')
+  if heads % (sequence * tensor):
+    raise ValueError(
+        f'mesh.sequence * mesh.tensor must divide the {heads} query heads, but '
+        f'is {sequence} * {tensor}. Choose a divisor, and give the other '
+        'devices to mesh.fsdp.')
+  if pack_length % sequence:
+    raise ValueError(
+        f'learner.pack_length must be a multiple of mesh.sequence, {sequence}, '
+        f'but is {pack_length}. Set it to '
+        f'{-(-pack_length // sequence) * sequence}.')
+
+
+def over_whole_rows(attend: Callable[..., Array],
+                    shardings: Callable[[Any], Any]) -> Callable[..., Array]:
+  """Returns attention for q, k and v whose positions are split over devices.
+
+  In attention the heads are split instead, in a number of ways that divides the
+  query heads. If it does not divide the KV heads, each KV head is repeated until
+  it does. The sum of its copies' gradients is the gradient of the head.
+
+  Args:
+    attend: Function `attention.causal`, or a partial of it.
+    shardings: Function that makes a NamedSharding from logical axes.
+  """
+  split = shardings(('batch', 'length', 'heads', None))
+  whole = shardings(('batch', None, 'attended', None))
+  ways = math.prod(whole.mesh.shape[axis] for axis in whole.spec[2])
+
+  def exchanged(x, before, after):
+    for sharding in (before, after):
+      x = jax.lax.with_sharding_constraint(x, sharding)
+    return x
+
+  def attend_split(
+      q: Float[Array, 'B T H d'], k: Float[Array, 'B T K d'],
+      v: Float[Array, 'B T K d'], **options: Any) -> Float[Array, 'B T H d']:
+    copies = math.lcm(k.shape[2], ways) // k.shape[2]
+    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
+    q, k, v = (exchanged(x, split, whole) for x in (q, k, v))
+    return exchanged(attend(q, k, v, **options), whole, split)
+
+  return attend_split
