@@ -256,10 +256,10 @@ def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
 
   Its axes are 'data', 'fsdp0', 'fsdp1', ..., 'tensor'. The devices and their
   order stay the same. Returns None if the devices have no coordinates, or if
-  the mesh splits experts or positions. It also returns None if 'fsdp' does not run along the
-  torus's axes, runs along only one of them, spans several slices, or has at
-  most `more_than` devices. Up to the default of 32 devices, a TPU's compiler
-  uses one ring.
+  the mesh splits experts or positions. It also returns None if 'fsdp' does not
+  run along the torus's axes, runs along only one of them, spans several slices,
+  or has at most `more_than` devices. Up to the default of 32 devices, a TPU's
+  compiler uses one ring.
   """
   if mesh.devices.ndim > len(AXES):
     return None
