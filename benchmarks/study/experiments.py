@@ -81,6 +81,7 @@ class Arm:
   evaluations: tuple[str, ...] = ('full',)  # of EVALUATIONS
   seeds: tuple[int, ...] = ()  # its own; (): those asked for
   solver: str = ''  # the run of self-play that is judged; '': the run itself
+  devices: int = 1  # simulated devices of the training
 
   @property
   def steps(self) -> int:
@@ -105,7 +106,8 @@ def all_of(found: Records) -> dict[str, Experiment]:
           'noise': NOISE, 'prompts': PROMPTS, 'engines': ENGINES_COMPARED,
           'masking': MASKING, 'format': FORMAT, 'simulated': SIMULATED,
           'writers': WRITERS, 'selfplay': SELFPLAY, 'rivals': RIVALS,
-          'ablations': ABLATIONS, 'turns': TURNS}
+          'ablations': ABLATIONS, 'turns': TURNS,
+          'beside': BESIDE}
 
 
 def train_options(arm: Arm, seed: int) -> dict[str, Any]:
@@ -200,6 +202,19 @@ TURNS = Experiment(
               training={'algorithm.discount': 1.0})),
     pairs=(('mt_grpo', 'grpo'), ('gigpo', 'grpo'),
            ('gigpo undiscounted', 'grpo')))
+
+# Rollouts beside training -----------------------------------------------------
+
+BESIDE = Experiment(
+    hypothesis='Written before any run. One device samples with the policy of '
+    'the step before, while another one trains. The ratio divides by the log-'
+    'probs of the policy that sampled, and updates are small, so greedy exact '
+    'match of 1 to 3 hops is within .05 of GRPO, and the interval, too.',
+    measures=('greedy', 'greedy, 4 hops', 'searches', 'area'),
+    smallest=0.05,
+    arms=(GRPO, Arm('grpo beside', 'grpo', devices=2, training={
+        'train.max_staleness': 1, 'train.rollout_devices': 1})),
+    pairs=(('grpo beside', 'grpo'),))
 
 # Larger updates ---------------------------------------------------------------
 

@@ -171,7 +171,8 @@ def record(arm: experiments.Arm, seed: int, options) -> dict:
   commands = experiments.commands(arm, seed)
   for part, arguments in commands.items():
     if not outcomes.is_done(folder / part):
-      _command([*arguments, *_of_folder(arm, seed, part, folder)], folder, part)
+      _command([*arguments, *_of_folder(arm, seed, part, folder)], folder, part,
+               arm.devices if part == 'train' else 1)
   return {
       'arm': arm.name, 'seed': seed, 'commands': commands,
       **workdir.environment(), 'cores': os.cpu_count(),
@@ -192,8 +193,8 @@ def _of_folder(arm: experiments.Arm, seed: int, part: str, folder: pathlib.Path
   return result
 
 
-def _command(arguments: Sequence[str], folder: pathlib.Path, part: str
-            ) -> None:
+def _command(arguments: Sequence[str], folder: pathlib.Path, part: str,
+             devices: int = 1) -> None:
   """Runs main; what it prints and what it cost stay in the folder.
 
   Raises:
@@ -203,7 +204,7 @@ def _command(arguments: Sequence[str], folder: pathlib.Path, part: str
   with (folder / 'log.txt').open('a') as log:
     process = subprocess.Popen(
         [sys.executable, '-m', 'searchrl.main', *arguments], cwd=ROOT,
-        stdout=log, stderr=log, env=environment())
+        stdout=log, stderr=log, env=environment(devices))
     _running.add(process.pid)
     _, status, usage = os.wait4(process.pid, 0)
     _running.discard(process.pid)
@@ -215,11 +216,13 @@ def _command(arguments: Sequence[str], folder: pathlib.Path, part: str
         f'{folder / "log.txt"} says why. The same command goes on.')
 
 
-def environment() -> dict[str, str]:
-  """What a run is told by its environment: one CPU device, one thread."""
+def environment(devices: int = 1) -> dict[str, str]:
+  """What a run is told by its environment: CPU devices, and one thread."""
   inherited = {name: value for name, value in os.environ.items()
                if name != 'XLA_FLAGS'}
-  return inherited | THREADS | {'JAX_PLATFORMS': 'cpu'}
+  return inherited | THREADS | {'JAX_PLATFORMS': 'cpu'} | ({
+      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'
+  } if devices > 1 else {})
 
 
 # Costs ------------------------------------------------------------------------

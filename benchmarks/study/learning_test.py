@@ -199,7 +199,8 @@ class Main:
   def __init__(self):
     self.calls, self.fails = [], None
 
-  def __call__(self, arguments, folder, part):
+  def __call__(self, arguments, folder, part, devices):
+    assert devices == 1
     self.calls.append((folder.name, part))
     outcomes.add_cost(folder, part, cpu=10.0, wall=5.0)
     if (folder.name, part) == self.fails:
@@ -366,6 +367,7 @@ def test_a_run_has_one_device_and_one_thread(monkeypatch):
   monkeypatch.setenv('NPROC', '7')
   monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', 'shared')
   found = learning.environment()
+  assert learning.environment(2)['XLA_FLAGS'].endswith('device_count=2')
   assert found['NPROC'] == found['OMP_NUM_THREADS'] == '1'
   assert 'XLA_FLAGS' not in found and found['JAX_PLATFORMS'] == 'cpu'
   assert found['JAX_COMPILATION_CACHE_DIR'] == 'shared'
