@@ -105,9 +105,10 @@ def halves():
 def test_programs_on_other_devices_start_at_the_same_time():
   both = threading.Barrier(2, timeout=60)  # broken if one waits for the other
   with futures.ThreadPoolExecutor(2) as threads:
-    for program in [threads.submit(dispatch.Ordered(both.wait, mesh))
-                    for mesh in halves()]:
-      program.result()
+    started = [threads.submit(dispatch.Ordered(both.wait, mesh))
+               for mesh in halves()]
+    assert sorted(program.result() for program in started) == [0, 1]
+  assert not both.broken
 
 
 @pytest.mark.parametrize('mesh', [0, 1])

@@ -217,7 +217,7 @@ def _command(arguments: Sequence[str], folder: pathlib.Path, part: str,
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-  """What a run is told by its environment: CPU devices, and one thread."""
+  """Returns the environment of a run: its CPU devices, and one thread."""
   inherited = {name: value for name, value in os.environ.items()
                if name != 'XLA_FLAGS'}
   return inherited | THREADS | {'JAX_PLATFORMS': 'cpu'} | ({

@@ -196,7 +196,8 @@ def _rollouts(config, shape, mesh, kind
   engines = tuple(
       engine(tensor) for tensor in range(1, a_process + 1)
       if not (shape.num_key_value_heads % tensor or a_process % tensor or
-              apart and mesh.size % tensor or config.rollout.max_num_seqs // processes
+              apart and mesh.size % tensor or
+              config.rollout.max_num_seqs // processes
               % (a_process // tensor)))
   holds = {_cache_label(config, processes): chosen.cache}
   holds |= _model_of_search(config, a_process, processes)
