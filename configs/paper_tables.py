@@ -9,7 +9,8 @@ r"""A table of a paper: its numbers, ours, and the commands that are to run.
 It lists the commands of the runs that do not exist yet. Once they do, the same
 command has the paper's number beside ours, with its interval, the difference,
 and whether the paper's number is in the interval. It writes table.txt,
-table.html, table.tex and table.json. With `small`, the tiny bases take the place
+table.html, table.tex and table.json, and to_run.txt, from which a cluster can
+start the runs side by side (docs/evaluation.md). With `small`, the tiny bases take the place
 of the paper's models, and generated questions that of its sets: only the means
 stand beside each other, and they say nothing of the paper.
 
@@ -38,6 +39,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
                     others['table'] or 'table2')), one_of=tables.names()),
       small=others['small'],  # size of the tiny bases; '': the paper's models
       runs='runs',  # folder of the runs
+      seeds=(),  # seeds of every run, as in (0,1,2); (): one run
       # Flags of each command.
       flags='' if others['small'] else (
           '--config.data.train=data/train.jsonl '

@@ -285,6 +285,28 @@ def test_slurm_requeues_what_a_restart_mends_and_slurm_has_not(
   assert any(c.startswith('scontrol requeue 7') for c in asked) == requeued
 
 
+def test_an_array_of_slurm_starts_a_run_for_each_line(tmp_path):
+  file = tmp_path / 'to_run.txt'
+  file.write_text("""--config=configs/grpo.py --workdir='a b'
+--config=configs/ppo.py --workdir=c '--config.evaluate.order=('"'"'x'"'"',)'
+""")
+  commands = stand_in(tmp_path, 'srun', does='printf "%s|" "$@"')
+  done = launch('slurm.sbatch', f'--flags_of={file}', path=str(tmp_path),
+                SLURM_JOB_ID='7', SLURM_ARRAY_TASK_ID='2')
+  assert done.returncode == 0 and len(commands()) == 1
+  assert done.stdout.split('|')[2:-1] == [
+      '--config=configs/ppo.py', '--workdir=c',
+      "--config.evaluate.order=('x',)"]
+  dry = launch('slurm.sbatch', '--dry-run', f'--flags_of={file}',
+               SLURM_ARRAY_TASK_ID='1')
+  assert '--config=configs/grpo.py --workdir=a b' in dry.stdout
+  for variables, said in (({'SLURM_ARRAY_TASK_ID': '3'}, 'has no line 3'),
+                          ({}, 'needs an array of jobs')):
+    done = launch('slurm.sbatch', f'--flags_of={file}', path=str(tmp_path),
+                  SLURM_JOB_ID='7', **variables)
+    assert done.returncode and said in done.stderr and len(commands()) == 1
+
+
 GCLOUD = '''case "$*" in
   *'resources describe'*) cat {folder}/state ;;
   *'resources create'*) echo ACTIVE >{folder}/state ;;

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """tables: the papers' numbers add up, commands exist, cells by hand."""
 
-import importlib
 import json
 import shlex
 import subprocess
@@ -16,10 +15,13 @@ from searchrl.evaluation import evaluator
 from searchrl.evaluation import scores
 from searchrl.papers import tables
 from searchrl.papers.known_models import MODELS
+from searchrl.runtime import config_fields
+from searchrl.runtime import config_files
 
 
 # Means that the papers print are off by this much, for Qwen2.5-7B.
-PRINTED = {'IRCoT': 0.0131, 'w/o dynamic filter': 0.004}
+PRINTED = {'IRCoT': 0.0131, 'w/o dynamic filter': 0.004,
+           'Dr. Zero, iteration 3': -0.002}
 
 
 @pytest.mark.parametrize('name', tables.names())
@@ -28,7 +30,10 @@ def test_the_papers_means_are_those_of_their_sets(name):
   assert table['score'] in scores.ANSWERS and table['sets'][-1] == 'mean'
   for model, group in table['groups'].items():
     for row, numbers in group.items():
-      assert row in table['rows'] and len(numbers) == len(table['sets'])
+      assert row in table['rows']
+      if not numbers:  # the runs of a figure
+        continue
+      assert len(numbers) == len(table['sets'])
       gap = numbers[-1] - np.mean(numbers[:-1])
       assert gap == pytest.approx(PRINTED.get(row, 0.0), abs=0.0011) or (
           model != 'qwen2.5-7b' and abs(gap) < 0.0011), (model, row)
@@ -43,14 +48,15 @@ def test_every_command_of_a_table_names_a_config(name, small):
     for way in ways.values():
       source = tables.source(way, 'runs', model=model, size=small)
       for config, flags, folder in source.commands:
-        module, _, text = config.partition(':')
-        made = importlib.import_module(
-            f'configs.{module.removesuffix(".py")}').get_config(text)
+        made = config_files.load(f'configs/{config}')
         assert folder.startswith('runs/')
-        if not small:
+        if not small and config != 'evaluate.py':  # it names a run
           role = made.get('solver', made)  # a run, or Dr. Zero's
           instruct = MODELS.get(f'{model}-instruct', MODELS[model])
           assert role.model.path in {MODELS[model].hub_id, instruct.hub_id}
+        settings, others = config_fields.split(flags)
+        assert not others
+        config_fields.assign(made, settings, config)
       if source.method:
         # The last command evaluates the method.
         assert source.method in made.evaluate.methods
@@ -63,7 +69,7 @@ def test_rows_that_another_run_makes_have_folders_of_their_own(name):
   for ways, fields in ((table['rows'], dict(model='m')),
                        (table['small'], dict(size='smoke'))):
     sources = [tables.source(way, 'runs', **fields) for way in ways.values()]
-    places = [(source.commands[-1], source.method, source.within)
+    places = [(source.commands[-1], source.scored, source.method, source.engine)
               for source in sources if source.commands]
     folders = {command[2]: command for source in sources
                for command in source.commands}
@@ -91,7 +97,7 @@ def test_cells_by_hand(tmp_path):
       dict(set='mean', n=500, em=0.0, subem=0.35)])
   way = tables.source(dict(config='grpo.py:{model}'), str(tmp_path),
                       model='qwen2.5-7b')
-  nq, hotpotqa, mean = tables.cells(table, 'm', 'GRPO', [.56, .25, .3], way)
+  nq, hotpotqa, mean = tables.cells(table, 'm', 'GRPO', [.56, .25, .3], [way])
   low, high = evaluator.wilson(200, 400)
   assert (nq['paper'], nq['ours'], nq['95% interval']) == (
       .56, .5, f'{low:.3f}-{high:.3f}')
@@ -103,9 +109,9 @@ def test_cells_by_hand(tmp_path):
   assert mean['verdict'] == ('higher' if half < .05 else 'agrees')
   absent = tables.source(dict(config='ppo.py'), str(tmp_path))
   assert [cell['verdict'] for cell in tables.cells(
-      table, 'm', 'PPO', [.1, .2, .3], absent)] == ['not run'] * 3
+      table, 'm', 'PPO', [.1, .2, .3], [absent])] == ['not run'] * 3
   nothing = tables.source({}, str(tmp_path))
-  assert tables.cells(table, 'm', 'SFT', [.1, .2, .3], nothing)[0] == {
+  assert tables.cells(table, 'm', 'SFT', [.1, .2, .3], [nothing])[0] == {
       'model': 'm', 'row': 'SFT', 'set': 'nq', 'paper': .1,
       'verdict': 'not run'}
 
@@ -165,12 +171,73 @@ def test_in_small_one_model_stands_for_all(tmp_path):
   assert {cell['model'] for cell in cells} == {'smoke'}
 
 
+def sources(way, folder, seeds):
+  return [tables.source(way, str(folder), seed=seed, model='m')
+          for seed in seeds]
+
+
+def test_a_row_is_measured_once_all_its_seeds_are_there(tmp_path):
+  way = dict(config='engines.py:{model}', arm='bm25', engine='hnsw')
+  seeds = sources(way, tmp_path, (3, 4))
+  assert seeds[1].commands == ((
+      'engines.py:m', ('--config.seed=4', "--config.sweep.order=('bm25',)"),
+      str(tmp_path / 'engines-m-bm25/seed_4')),)
+  row = dict(set='nq', n=400, engine='hnsw')
+  table = dict(sets=['nq', 'mean'], score='em')
+  for seed, value in ((3, .5), (4, .6)):
+    nq, _ = tables.cells(table, 'm', 'BM25', [], seeds)
+    assert nq['verdict'] == 'not run' and 'ours' not in nq
+    written(tmp_path / f'engines-m-bm25/seed_{seed}/bm25', [
+        row | dict(em=value), row | dict(em=0.0, engine='bm25')])
+  nq, mean = tables.cells(table, 'm', 'BM25', [], seeds)
+  assert nq['ours'] == pytest.approx(.55) and nq['paper'] is None
+  assert nq['95% interval'] == '0.000-1.000'  # t of one degree of freedom
+  assert (nq['verdict'], mean['verdict']) == ('', 'not run')
+  assert not any(source.missing for source in seeds)
+
+
+def test_the_interval_of_seeds_has_their_spread_and_that_of_questions(tmp_path):
+  seeds = sources(dict(config='grpo.py'), tmp_path, (0, 1, 2))
+  values = .5, .52, .54
+  for seed, value in enumerate(values):
+    written(tmp_path / f'grpo/seed_{seed}', [dict(set='nq', n=3610, em=value)])
+  cell, = tables.cells(dict(sets=['nq'], score='em'), 'm', 'GRPO', [.4], seeds)
+  lows, highs = zip(*(evaluator.wilson(value * 3610, 3610) for value in values))
+  of_seeds = 4.30265 * .02 / np.sqrt(3)
+  low = .52 - np.hypot(of_seeds, .52 - np.mean(lows))
+  high = .52 + np.hypot(of_seeds, np.mean(highs) - .52)
+  assert cell['95% interval'] == f'{low:.3f}-{high:.3f}'
+  assert cell['verdict'] == 'higher'
+
+
+def test_the_file_of_commands_has_those_whose_needs_exist(tmp_path):
+  def lines():
+    tables.run(config.lock(), str(tmp_path / 'out'))
+    text = (tmp_path / 'out/to_run.txt').read_text()
+    return [shlex.split(line) for line in text.splitlines()]
+
+  runs = tmp_path / 'a run'
+  config = paper_tables.get_config('empirical_study/table5')
+  config.table.update(runs=str(runs), seeds=(0, 1))
+  trained = lines()
+  assert len(trained) == 3 * 2 and all(
+      line[0] == '--config=configs/engines.py:qwen2.5-7b' for line in trained)
+  place = runs / 'engines-qwen2.5-7b-bm25/seed_1'
+  assert f'--workdir={place}' in [line[1] for line in trained]
+  written(place / 'bm25/evaluation/after', [])
+  tested = [line for line in lines() if line[0] == '--config=configs/evaluate.py']
+  assert len(tested) == 2  # once for all engines, once for the web
+  assert all(f'--config.evaluate.run={place}/bm25' in line
+             and '--config.seed=1' in line for line in tested)
+
+
 @pytest.mark.long
-def test_a_table_is_filled_in_small_by_its_own_commands(tmp_path):
+@pytest.mark.parametrize('name', ['search_r1/table2', 'empirical_study/table4'])
+def test_a_table_is_filled_in_small_by_its_own_commands(name, tmp_path):
   """From nothing; each command runs as it is printed."""
   def table():
     command = [sys.executable, '-m', 'searchrl.main',
-               '--config=configs/paper_tables.py:search_r1/table2,small=smoke',
+               f'--config=configs/paper_tables.py:{name},small=smoke',
                f'--workdir={tmp_path}/out', f'--config.table.runs={tmp_path}']
     return subprocess.run(
         command, check=True, capture_output=True, text=True).stdout

@@ -152,16 +152,17 @@ def _read(table: dict[str, Any]) -> Setting:
   return Setting(rows=tuple(rows), **facts)
 
 
-def _tables(pattern: str) -> dict[str, dict[str, Any]]:
-  """Returns the tables of all files of a pattern: settings, papers, prompts."""
-  files = sorted(pathlib.Path(__file__).parent.glob(pattern))
-  return {file.stem: tomllib.loads(file.read_text('utf-8')) for file in files
-          if not file.stem.startswith('table')}
+def _tables(file: pathlib.Path) -> dict[str, Any]:
+  """Returns the tables of a file: settings, paper, prompts."""
+  return tomllib.loads(file.read_text('utf-8'))
 
 
-PAPERS = _tables('*/*.toml')  # folder's name -> its tables
+_HERE = pathlib.Path(__file__).parent
+PAPERS = {  # folder's name -> its tables
+    file.stem: _tables(file) for file in sorted(_HERE.glob('*/*.toml'))
+    if file.stem == file.parent.name}
 SETTINGS = {  # name -> setting
     name: _read(table) for tables in PAPERS.values()
     for name, table in tables.items() if name not in ('paper', 'prompts')}
 _ALL = SETTINGS | {name: _read(table)
-                   for name, table in _tables('*.toml')['shared'].items()}
+                   for name, table in _tables(_HERE / 'shared.toml').items()}

@@ -2,21 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of the papers, filled from runs: a paper's number beside ours.
 
-A table is a file such as search_r1/table2.toml. Its keys are
+A table is a file such as search_r1/table2.toml, or the runs of a figure, such as
+empirical_study/figure1.toml. Its keys are
 
   title, page, arxiv   what it is, and where it is in the paper
   score                the score of the numbers, one of `scores.ANSWERS`
   sets                 the columns: names of evaluation sets, and their 'mean'
   rows                 for each row, how to measure it with a named model
   small                the same with the tiny bases, on generated questions
-  groups               for each model, the rows with the paper's numbers
+  groups               for each model, the rows with the paper's numbers; []
+                       where the paper prints none
+
+A row has the keys
 
   config, flags        the config of the run, with {model} or {size}, and flags
-                       of its own, with {runs}
-  needs                a config whose run must exist before
-  method               the method's name in a comparison of several; '': none
-  within               a folder of the run that has the scores; '': the run's
+                       of its own, with {needed}, the folder that it needs
   name                 the folder of the run; by default made of the config
+  arm                  the only run of a sweep, such as configs/engines.py
+  needs                a config whose run must exist before, or a dict of it
+                       with the keys above
+  method               the method's name in a comparison of several; '': none
+  engine               the engine of the test, if there are several; '': one
+  within               a folder of the run that has the scores; '': the run's
 
 A row without a config cannot be measured yet.
 """
@@ -28,6 +35,7 @@ import math
 import pathlib
 import re
 import shlex
+import statistics
 import sys
 import tomllib
 from typing import Any, NamedTuple
@@ -42,12 +50,14 @@ _HERE = pathlib.Path(__file__).parent
 COLUMNS = ('model', 'row', 'set', 'paper', 'ours', '95% interval', 'difference',
            'verdict')
 NOT_RUN = 'not run'
+_Command = tuple[str, tuple[str, ...], str]  # config, flags, folder of the run
 
 
 def names() -> list[str]:
   """Returns the names of all tables, such as 'search_r1/table2'."""
   return sorted(f'{file.parent.name}/{file.stem}'
-                for file in _HERE.glob('*/table*.toml'))
+                for file in _HERE.glob('*/*.toml')
+                if file.stem != file.parent.name)  # those are settings
 
 
 def load(name: str) -> dict[str, Any]:
@@ -56,20 +66,35 @@ def load(name: str) -> dict[str, Any]:
 
 
 class Source(NamedTuple):
-  """The runs from which a row is measured, in order, and the method's name."""
+  """The runs from which a row is measured with one seed.
 
-  commands: tuple[tuple[str, str, str], ...]  # config, flags, folder of the run
-  method: str
-  within: str = ''
+  Attributes:
+    commands: The runs, in order.
+    scored: Folder of the last run that has the scores.
+    method: Name of the method in the last run; '': it has one.
+    engine: Name of the engine in the last run; '': it has one.
+  """
+
+  commands: tuple[_Command, ...]
+  scored: str = ''
+  method: str = ''
+  engine: str = ''
 
   @property
   def scores(self) -> pathlib.Path | None:
     """The file of scores; None if it does not exist."""
-    return _table_of(pathlib.Path(self.commands[-1][2]) / self.within
-                    ) if self.commands else None
+    return _table_of(pathlib.Path(self.scored)) if self.commands else None
+
+  @property
+  def missing(self) -> list[_Command]:
+    """The commands that are to run; [] if the scores exist."""
+    return [] if self.scores else [
+        command for command in self.commands
+        if command == self.commands[-1] or not _is_there(command[2])]
 
 
-def source(way: Mapping[str, str], runs: str, **fields: str) -> Source:
+def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
+           **fields: str) -> Source:
   """Returns the runs from which a row is measured.
 
   Without a config, the row cannot be measured.
@@ -77,20 +102,29 @@ def source(way: Mapping[str, str], runs: str, **fields: str) -> Source:
   Args:
     way: An entry of the table's `rows` or `small`.
     runs: Folder of the runs.
+    seed: Seed of the runs, each in a folder of this name; None: the config's.
     **fields: The {model} or the {size}.
   """
-  def fill(text: str) -> str:
-    return text.format(runs=runs, **fields)
-
-  commands = []
-  for key in ('needs', 'config'):
-    if way.get(key):
-      config = fill(way[key])
-      folder = re.sub(r'[:/]', '-', config.replace('.py', ''))
-      is_last = key == 'config'
-      commands.append((config, fill(way.get('flags', '')) * is_last, str(
-          pathlib.Path(runs) / (fill(way.get('name', '')) * is_last or folder))))
-  return Source(tuple(commands), way.get('method', ''), way.get('within', ''))
+  needs = way.get('needs', {})
+  commands, needed = [], ''
+  for entry in (needs if isinstance(needs, Mapping) else {'config': needs}, way):
+    config, name, arm, *flags = (
+        text.format(needed=needed, **fields) for text in (
+            *(entry.get(key, '') for key in ('config', 'name', 'arm')),
+            *entry.get('flags', '').split()))
+    if config:
+      name = name or re.sub(r'[:/]', '-', config.replace('.py', ''))
+      place = pathlib.Path(runs) / '-'.join(filter(None, (name, arm)))
+      if seed is not None:
+        place /= f'seed_{seed}'
+        flags.append(f'--config.seed={seed}')
+      if arm:
+        flags.append(f"--config.sweep.order=('{arm}',)")
+      commands.append((config, tuple(flags), str(place)))
+      needed = str(place / arm)
+  return Source(
+      tuple(commands), str(pathlib.Path(needed) / way.get('within', '')),
+      way.get('method', ''), way.get('engine', ''))
 
 
 def run(config, workdir: str) -> None:
@@ -98,61 +132,69 @@ def run(config, workdir: str) -> None:
 
   Args:
     config: Config of the job; see configs/paper_tables.py.
-    workdir: Directory that gets table.txt, table.json, table.html and
-      table.tex.
+    workdir: Directory that gets table.txt, table.json, table.html, table.tex
+      and to_run.txt, which has the flags of a run that can begin in each line.
   """
   options = config.table
   table = load(options.name)
-  rows, commands = [], []
-  for model, row, paper, way in _lines(table, options):
-    if not way.scores:
-      commands += [command for command in way.commands[:-1]
-                   if not _is_there(command[2])] + [*way.commands[-1:]]
-    rows += cells(table, model, row, paper, way, is_small=bool(options.small))
+  rows, commands, ready = [], [], []
+  for model, row, paper, ways in _lines(table, options):
+    for way in ways:
+      commands += way.missing
+      ready += way.missing[:1]
+    rows += cells(table, model, row, paper, ways, is_small=bool(options.small))
   text = '\n\n'.join(filter(None, (
       f'{table["title"]} of arXiv:{table["arxiv"]}, in '
       f'{evaluator.NAMED[table["score"]]}',
       figures.table([row for row in rows if row['verdict'] != NOT_RUN or
                      row['set'] == table['sets'][-1]], COLUMNS),
-      _to_run(commands, options.flags))))
+      'To run:\n\n' + '\n'.join(
+          ' \\\n    '.join(('python -m searchrl.main ' + flags[0], *flags[1:]))
+          for flags in _to_run(commands, options)) if commands else '')))
   folder = pathlib.Path(workdir)
-  for name, written in (('txt', text), ('html', as_html(table, rows)),
-                        ('tex', as_latex(table, rows)),
-                        ('json', json.dumps(rows, indent=1))):
-    atomic_files.write(folder / f'table.{name}', written + '\n')
+  for name, written in (
+      ('table.txt', text), ('table.html', as_html(table, rows)),
+      ('table.tex', as_latex(table, rows)),
+      ('table.json', json.dumps(rows, indent=1)),
+      ('to_run.txt', '\n'.join(map(' '.join, _to_run(ready, options))))):
+    atomic_files.write(folder / name, written + '\n' * bool(written))
   processes.say(text, sys.stdout)
 
 
 def _lines(table: Mapping[str, Any], options: Any
-          ) -> Iterator[tuple[str, str, Sequence[float], Source]]:
-  """Yields model, row, the paper's numbers and the source of each row."""
+          ) -> Iterator[tuple[str, str, Sequence[float], list[Source]]]:
+  """Yields model, row, the paper's numbers and the source of each seed."""
   for model, group in table['groups'].items():
     for row, paper in group.items():
       way = table['small' if options.small else 'rows'].get(row, {})
-      yield (options.small or model), row, paper, source(
-          way, options.runs, model=model, size=options.small)
+      yield (options.small or model), row, paper, [
+          source(way, options.runs, seed=seed, model=model, size=options.small)
+          for seed in options.seeds or (None,)]
     if options.small:  # one model stands for all
       return
 
 
 def cells(table: Mapping[str, Any], model: str, row: str,
-          paper: Sequence[float], way: Source, *, is_small: bool = False
+          paper: Sequence[float], ways: Sequence[Source], *,
+          is_small: bool = False
          ) -> list[dict[str, Any]]:
   """Returns a row of COLUMNS for each set of the paper and of the run.
 
   The verdict says whether the paper's number is in our interval. In the small
   version, only the paper's mean is shown, and if a run has one set, its score
-  is compared with the mean.
+  is compared with the mean. A row is measured once all its seeds are there.
   """
+  names = [datasets.MEAN] if is_small else table['sets']
   papers = dict(zip(table['sets'], paper))
-  measured = _measured(way, table['score'])
+  measured = _measured(ways, table['score'])
   if is_small:
-    papers = {datasets.MEAN: papers[datasets.MEAN]}
+    papers = {name: papers[name] for name in names if paper}
     if measured:
       measured.setdefault(datasets.MEAN, next(iter(measured.values())))
   result = []
-  for name in dict.fromkeys((*papers, *measured)):
-    cell = {'model': model, 'row': row, 'set': name, 'paper': papers.get(name)}
+  for name in dict.fromkeys((*names, *measured)):
+    cell: dict[str, Any] = {
+        'model': model, 'row': row, 'set': name, 'paper': papers.get(name)}
     if name in measured:
       ours, low, high = measured[name]
       cell |= {'ours': ours, '95% interval': f'{low:.3f}-{high:.3f}'}
@@ -164,18 +206,43 @@ def cells(table: Mapping[str, Any], model: str, row: str,
   return result
 
 
-def _measured(way: Source, score: str
+def _measured(ways: Sequence[Source], score: str
              ) -> dict[str, tuple[float, float, float]]:
   """Returns each set's score and its 95 % interval; {} without a run.
+
+  With several seeds, the score is their mean, and the interval has the spread of
+  the seeds, by Student's t, and that of the questions, which they share.
+  """
+  from scipy import special  # slow to import
+  files = [way.scores for way in ways]
+  of_seeds = [_measured_once(json.loads(file.read_text()), way, score)
+              for way, file in zip(ways, files) if file and all(files)]
+  result = {}
+  for name in of_seeds[0] if of_seeds else ():
+    values, lows, highs = zip(*(seed[name] for seed in of_seeds))
+    middle, spread = statistics.mean(values), 0.0
+    if len(values) > 1:
+      spread = (special.stdtrit(len(values) - 1, 0.975)
+                * statistics.stdev(values) / math.sqrt(len(values)))
+    result[name] = (
+        middle, max(0.0, middle - math.hypot(
+            spread, middle - statistics.mean(lows))), min(1.0, middle + math.hypot(
+                spread, statistics.mean(highs) - middle)))
+  return result
+
+
+def _measured_once(rows: Sequence[Mapping[str, Any]], way: Source, score: str
+                  ) -> dict[str, tuple[float, float, float]]:
+  """Returns the scores and intervals of one run.
 
   The interval of the mean is computed from the intervals of the sets. F1 has
   the interval of a fraction of questions, which is wider than its own interval.
   """
-  file = way.scores
-  rows = [row for row in json.loads(file.read_text()) if
+  rows = [row for row in rows if
           row.get('method', '') == way.method and row.get('hops') == 'all'
-          and row['decoding'] == 'greedy' and row['engine'] != 'noise'
-         ] if file else []
+          and row['decoding'] == 'greedy' and (
+              row['engine'] == way.engine if way.engine
+              else row['engine'] != 'noise')]
   means = {row['set']: row[score] for row in rows}
   result = {row['set']: (row[score], *evaluator.wilson(
       row[score] * row['n'], row['n'])) for row in rows
@@ -196,22 +263,23 @@ def _table_of(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def _is_there(folder: str) -> bool:
-  """Returns whether a run has scores or a model."""
+  """Returns whether a run, or the run of a sweep, has scores or a model."""
   place = pathlib.Path(folder)
-  return bool(_table_of(place)) or (place / 'model').is_dir()
+  return any(_table_of(folder) or (folder / 'model').is_dir()
+             for folder in (place, *place.glob('*/')))
 
 
-def _to_run(commands: Sequence[tuple[str, str, str]], flags: str) -> str:
-  """Returns the commands whose runs do not exist, each once."""
-  lines = []
+def _to_run(commands: Sequence[_Command], options: Any
+           ) -> list[list[str]]:
+  """Returns the flags of each command once, quoted for a shell."""
+  result = []
   for config, own, folder in dict.fromkeys(commands):
-    shared = [flag for flag in flags.split() if config[:4] != 'sft.' or (
+    shared = [flag for flag in options.flags.split() if config[:4] != 'sft.' or (
         flag.startswith('--config.data.train='))]  # it reads nothing else
-    values = {flag.partition('=')[0]: flag for flag in (*shared, *own.split())}
-    lines.append(' \\\n    '.join((
-        f'python -m searchrl.main --config=configs/{config}',
-        f'--workdir={folder}', *map(shlex.quote, values.values()))))
-  return 'To run:\n\n' + '\n'.join(lines) if lines else ''
+    flags = {flag.partition('=')[0]: flag for flag in (*shared, *own)}
+    result.append([*map(shlex.quote, (
+        f'--config=configs/{config}', f'--workdir={folder}', *flags.values()))])
+  return result
 
 
 def as_html(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
