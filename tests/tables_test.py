@@ -225,7 +225,8 @@ def test_the_file_of_commands_has_those_whose_needs_exist(tmp_path):
   place = runs / 'engines-qwen2.5-7b-bm25/seed_1'
   assert f'--workdir={place}' in [line[1] for line in trained]
   written(place / 'bm25/evaluation/after', [])
-  tested = [line for line in lines() if line[0] == '--config=configs/evaluate.py']
+  tested = [line for line in lines()
+            if line[0] == '--config=configs/evaluate.py']
   assert len(tested) == 2  # once for all engines, once for the web
   assert all(f'--config.evaluate.run={place}/bm25' in line
              and '--config.seed=1' in line for line in tested)

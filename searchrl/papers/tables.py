@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of the papers, filled from runs: a paper's number beside ours.
 
-A table is a file such as search_r1/table2.toml, or the runs of a figure, such as
-empirical_study/figure1.toml. Its keys are
+A table is a file such as search_r1/table2.toml. A figure whose numbers are not
+printed has its runs in a file, too, as empirical_study/figure1.toml. The keys are
 
   title, page, arxiv   what it is, and where it is in the paper
   score                the score of the numbers, one of `scores.ANSWERS`
@@ -107,7 +107,8 @@ def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
   """
   needs = way.get('needs', {})
   commands, needed = [], ''
-  for entry in (needs if isinstance(needs, Mapping) else {'config': needs}, way):
+  needs = needs if isinstance(needs, Mapping) else {'config': needs}
+  for entry in (needs, way):
     config, name, arm, *flags = (
         text.format(needed=needed, **fields) for text in (
             *(entry.get(key, '') for key in ('config', 'name', 'arm')),
@@ -210,8 +211,8 @@ def _measured(ways: Sequence[Source], score: str
              ) -> dict[str, tuple[float, float, float]]:
   """Returns each set's score and its 95 % interval; {} without a run.
 
-  With several seeds, the score is their mean, and the interval has the spread of
-  the seeds, by Student's t, and that of the questions, which they share.
+  With several seeds, the score is their mean. The interval has the spread of the
+  seeds, by Student's t, and that of the questions, which the seeds share.
   """
   from scipy import special  # slow to import
   files = [way.scores for way in ways]
@@ -224,10 +225,9 @@ def _measured(ways: Sequence[Source], score: str
     if len(values) > 1:
       spread = (special.stdtrit(len(values) - 1, 0.975)
                 * statistics.stdev(values) / math.sqrt(len(values)))
-    result[name] = (
-        middle, max(0.0, middle - math.hypot(
-            spread, middle - statistics.mean(lows))), min(1.0, middle + math.hypot(
-                spread, statistics.mean(highs) - middle)))
+    below = math.hypot(spread, middle - statistics.mean(lows))
+    above = math.hypot(spread, statistics.mean(highs) - middle)
+    result[name] = middle, max(middle - below, 0.0), min(middle + above, 1.0)
   return result
 
 
@@ -274,8 +274,9 @@ def _to_run(commands: Sequence[_Command], options: Any
   """Returns the flags of each command once, quoted for a shell."""
   result = []
   for config, own, folder in dict.fromkeys(commands):
-    shared = [flag for flag in options.flags.split() if config[:4] != 'sft.' or (
-        flag.startswith('--config.data.train='))]  # it reads nothing else
+    shared = [flag for flag in options.flags.split()
+              if not config.startswith('sft.') or (  # it reads nothing else
+                  flag.startswith('--config.data.train='))]
     flags = {flag.partition('=')[0]: flag for flag in (*shared, *own)}
     result.append([*map(shlex.quote, (
         f'--config=configs/{config}', f'--workdir={folder}', *flags.values()))])
