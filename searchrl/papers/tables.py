@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of the papers, filled from runs: a paper's number beside ours.
 
-A table is a file such as search_r1/table2.toml. A figure whose numbers are not
-printed has its runs in a file, too, as empirical_study/figure1.toml. The keys are
+A table is a file such as search_r1/table2.toml. A figure without printed numbers
+has its runs in a file, too, as empirical_study/figure1.toml. The keys are
 
   title, page, arxiv   what it is, and where it is in the paper
   score                the score of the numbers, one of `scores.ANSWERS`
@@ -211,8 +211,8 @@ def _measured(ways: Sequence[Source], score: str
              ) -> dict[str, tuple[float, float, float]]:
   """Returns each set's score and its 95 % interval; {} without a run.
 
-  With several seeds, the score is their mean. The interval has the spread of the
-  seeds, by Student's t, and that of the questions, which the seeds share.
+  With several seeds, the score is their mean. The interval has the spread of
+  the seeds, by Student's t, and that of the questions, which the seeds share.
   """
   from scipy import special  # slow to import
   files = [way.scores for way in ways]
