@@ -523,6 +523,7 @@ JOBS = (
          'prompt'),
     _row('sft:smoke --config.data.train={d}/brackets.jsonl', 'line 1',
          'RecursionError'),
+    _row('sft:smoke --config.mesh.sequence=3', 'divide the 4 query heads'),
     _row('sft:smoke --config.train.epochs=0', 'train.epochs or train.steps'),
     _row('sft:smoke --config.batch.documents=0', 'batch.documents or'),
     _row('sft:smoke --config.data.validation_share=1.0', 'below 1'),

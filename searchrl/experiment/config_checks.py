@@ -188,9 +188,10 @@ def check_shape(config, shape: transformer.TransformerConfig) -> None:
       pack_length=config.learner.pack_length)
   if config.model.lora.rank:
     loras.check(loras.Lora(**config.model.lora), shape)
-  _refuse((config.learner.router_aux_loss_coef and not shape.experts,
+  balance = config.learner.get('router_aux_loss_coef', 0)  # none in tuning
+  _refuse((balance and not shape.experts,
            'learner.router_aux_loss_coef must be 0 for a model without experts, '
-           f'but is {config.learner.router_aux_loss_coef}. Set it to 0.'),
+           f'but is {balance}. Set it to 0.'),
           (config.mesh.expert > 1 and not shape.experts,
            'mesh.expert must be 1 for a model without experts, but is '
            f'{config.mesh.expert}. Give the devices to mesh.fsdp.'))

@@ -89,6 +89,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
                  for name, file in files.items()}
   model_defaults.follow_in_tuning(unset, config, shape, max(
       (len(x.ids) for rows in transcribed.values() for x in rows), default=0))
+  config_checks.check_shape(config, shape)
   train, validation = datasets(config, files, transcribed)
   plan = supervised.batches(
       [len(document.ids) for document in train], seed=config.seed,
