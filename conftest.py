@@ -5,11 +5,14 @@
 import os
 import pathlib
 
+import pytest
+
 pytest_plugins = ('cpu_times',)
 
 _DEVICES = '--xla_force_host_platform_device_count'
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+_FLAGS = os.environ.get('XLA_FLAGS', '')  # those of child processes
 if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {_DEVICES}=8'
 os.environ.setdefault('NPROC', '64')  # searchrl.runtime.devices.make_threads
@@ -21,6 +24,27 @@ os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
 # What a command prints, in a test, must not depend on how long it takes.
 os.environ.setdefault('SEARCHRL_ANNOUNCE_SECS', '1e9')
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _one_device_in_child_processes():
+  """Sets up the simulated devices here, and none in child processes."""
+  import jax  # pylint: disable=g-import-not-at-top
+  jax.devices()
+  os.environ['XLA_FLAGS'] = _FLAGS
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _devices_of_a_run(request):
+  """Gives runs of a file DEVICES simulated devices, by default one.
+
+  Two cores train on eight devices at less than half the speed of one.
+  """
+  from searchrl.runtime import mesh  # pylint: disable=g-import-not-at-top
+  devices = mesh.all_devices()[:getattr(request.module, 'DEVICES', 1)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(mesh, 'all_devices', lambda: devices)
+    yield
 
 
 def pytest_addoption(parser):

@@ -22,6 +22,8 @@ from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 from searchrl.trajectory import Batch, Question
 
+DEVICES = 8
+
 KL = dict(kl_coef=0.1, kl_estimator='k2')
 ALL = dict(KL, entropy_coef=0.01)
 NORM = dict(aggregation='sequence_sum_norm', length=5)

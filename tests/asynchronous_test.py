@@ -35,6 +35,8 @@ from searchrl.search.index import dense
 from searchrl.search.index import exact_device
 from searchrl.search.index import vector_store
 
+DEVICES = 8
+
 
 def record(synced, progress, policy_step):
   """The data of a step, with the policy and weights that sampled it."""

@@ -19,6 +19,8 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import config_fields
 from searchrl.runtime import folder_lock
 
+DEVICES = 8
+
 PHASES = ('data', 'demonstrations', 'tune', 'grpo', 'methods', 'report')
 SMALL = {  # field -> value, as flags set them
     'data': {'per_kind': 20, 'cities': 0, 'train_per_hop': 12,

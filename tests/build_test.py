@@ -25,6 +25,8 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
 from searchrl.trajectory import Question
 
+DEVICES = 8
+
 
 @pytest.mark.parametrize('option', [dict(top_k=5), dict(top_p=0.9),
                                     dict(min_p=0.1)])

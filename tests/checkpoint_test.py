@@ -23,6 +23,8 @@ import pytest
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as mesh_lib
 
+DEVICES = 8
+
 # A read that failed inside Orbax leaves a future that nobody awaits.
 pytestmark = pytest.mark.filterwarnings(
     'ignore::pytest.PytestUnraisableExceptionWarning')

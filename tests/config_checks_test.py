@@ -13,6 +13,8 @@ from searchrl.experiment import build as builds
 from searchrl.experiment import config_checks
 from searchrl.runtime import config_fields
 
+DEVICES = 8
+
 CONFIGS = ['tools.tiny_base', *sorted(f'configs.{path.stem}' for path in (
     pathlib.Path(__file__).parents[1] / 'configs').glob('*.py')
     if path.stem not in ('__init__', 'common', 'arguments'))]

@@ -23,6 +23,8 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 
+DEVICES = 8
+
 CONFIG, ROWS, LENGTH = learning.CONFIG, learning.ROWS, learning.LENGTH
 ALGORITHM = algorithms.ppo(
     entropy_coef=0.01, discount=0.99, gae_lambda=0.9, kl_coef=0.1)

@@ -18,6 +18,8 @@ from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.search.index import exact_device
 
+DEVICES = 8
+
 
 def programs(devices=None):
   """A decode-like program with a donated state, and one like a search."""

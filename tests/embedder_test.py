@@ -15,6 +15,8 @@ from searchrl.models import encoder
 from searchrl.runtime import mesh as meshes
 import tiny_bert
 
+DEVICES = 8
+
 TEXTS = ('a river', '', 'b' * 200, 'x y z 1 2 3', '\ud800 half', 'Tarn',
          *(f'w{i} ' * (i % 23) for i in range(90)))
 SETTINGS = embedder.Settings(max_length=48, batch_tokens=384)

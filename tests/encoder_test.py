@@ -17,6 +17,8 @@ from searchrl.models import encoder
 from searchrl.models import tensors
 from searchrl.runtime import mesh as meshes
 
+DEVICES = 8
+
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'bert'
 
 

@@ -21,6 +21,8 @@ from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
 
+DEVICES = 8
+
 LENGTH = 48
 TEMPERATURE = 0.8
 TOKENIZER = tiny.Tokenizer()

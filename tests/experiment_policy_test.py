@@ -19,6 +19,8 @@ from searchrl.rollouts import collect
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 
+DEVICES = 8
+
 
 def run_of_adapters(folder):
   """What a run of adapters left behind, and the policy that it had."""

@@ -25,6 +25,8 @@ from searchrl.rollouts import weight_sync
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 
+DEVICES = 8
+
 CONFIG = dataclasses.replace(
     learning.CONFIG, architecture='Qwen3MoeForCausalLM', attention_bias=False,
     num_key_value_heads=4, qk_norm=True, experts=experts.Experts(

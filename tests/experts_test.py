@@ -14,6 +14,8 @@ from searchrl.models import experts
 from searchrl.models import grouped_gpu
 from searchrl.runtime import mesh as meshes
 
+DEVICES = 8
+
 N, D, F, E, K = 40, 16, 64, 6, 2
 
 

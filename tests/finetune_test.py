@@ -28,6 +28,8 @@ from searchrl.training import supervised
 import loopback
 import question_files_test
 
+DEVICES = 8
+
 PATIENCE = 300  # seconds; the machine may do much else
 QUIET = ('--config.train.loggers=()', '--config.train.progress=False',
          '--config.mesh.data=1')

@@ -19,6 +19,8 @@ from searchrl.models import weights
 from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 
+DEVICES = 8
+
 
 def started(config, folder):
   """What `init_from.start` gives a run."""

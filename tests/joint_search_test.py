@@ -17,6 +17,8 @@ from searchrl.search.index import exact_device
 from searchrl.search.index import vector_store
 import joint_search_test
 
+DEVICES = 8
+
 processes.initialize()
 me = processes.index()
 index = exact_device.build(

@@ -21,6 +21,8 @@ from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 from searchrl.trajectory import Batch
 
+DEVICES = 8
+
 CONFIG = dataclasses.replace(tiny.CONFIG, num_attention_heads=8)
 ROWS, LENGTH, FILLER = 16, 24, 4
 TEMPERATURE = 0.9

@@ -24,6 +24,8 @@ from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 
+DEVICES = 8
+
 CONFIG = learning.CONFIG
 LORA = loras.Lora(rank=3, alpha=6.0)
 RATE = 0.1

@@ -16,6 +16,8 @@ import pytest
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as mesh_lib
 
+DEVICES = 8
+
 
 def test_one_axis_takes_the_rest():
   mesh = mesh_lib.make(fsdp=2, tensor=2)

@@ -20,6 +20,8 @@ from searchrl.search import engines
 from searchrl.search.corpus import Corpus
 from searchrl.trajectory import Passage, Query, SearchError
 
+DEVICES = 8
+
 PROMPTS = Prompts('Useful: {query}', 'Noisy: {query} {ground_truth}')
 SIMULATED = 'searchrl.papers.zerosearch.simulated:make'
 OPTIONS = dict(slots=8, max_prompt_tokens=40, max_tokens=12, temperature=1.0)

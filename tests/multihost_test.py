@@ -25,6 +25,8 @@ from searchrl.runtime import signals
 import loopback
 import train_test
 
+DEVICES = 8
+
 pytestmark = pytest.mark.slow
 
 STEPS = 3

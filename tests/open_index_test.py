@@ -19,6 +19,8 @@ from searchrl.search.index import open_index
 from searchrl.search.index import vector_store
 from searchrl.trajectory import Passage, Query, Question
 
+DEVICES = 8
+
 QUESTION = Question('q', '?', ('a',))
 WORDS = ('river', 'mill', 'mountain', 'tarn', 'garonne', 'corn', 'sea',
          'bridge')

@@ -30,6 +30,8 @@ from searchrl.training import learner as learners
 from searchrl.training import optimizer
 from searchrl.training import update_memory
 
+DEVICES = 8
+
 QWEN_3B = transformer.TransformerConfig(
     vocab_size=151_936, hidden_size=2048, num_hidden_layers=36,
     num_attention_heads=16, num_key_value_heads=2, head_dim=128,

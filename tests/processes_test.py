@@ -15,6 +15,8 @@ import pytest
 from searchrl.runtime import processes
 import loopback
 
+DEVICES = 8
+
 ALL_THREE = {'JAX_COORDINATOR_ADDRESS': '127.0.0.1:1234',
              'JAX_NUM_PROCESSES': '2', 'JAX_PROCESS_ID': '1'}
 SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[1-2]',

@@ -21,6 +21,8 @@ from searchrl.search import engine_wrappers
 from searchrl.search.remote import wire
 from searchrl.trajectory import Query, Request
 
+DEVICES = 8
+
 pytestmark = pytest.mark.slow
 FAULTS = ['500', '429', 'truncated JSON', 'fewer lists', 'score is NaN',
           'document is a string', 'closes early', 'closes at once',

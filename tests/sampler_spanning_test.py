@@ -12,6 +12,8 @@ from searchrl.experiment import policy as policies
 from searchrl.runtime import mesh as meshes
 import loopback
 
+DEVICES = 8
+
 # Two devices share the weights; the first process alone has an engine whose
 # answers differ from call to call and that now and then fails.
 SAMPLE = r'''

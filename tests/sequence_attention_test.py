@@ -25,6 +25,8 @@ from searchrl.runtime import devices
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 
+DEVICES = 8
+
 ONE = dict(devices=jax.devices()[:1])
 LENGTH = 32
 # Documents of 11, 14 and 4 tokens and padding; one document; padding alone.

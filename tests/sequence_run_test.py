@@ -9,6 +9,8 @@ from configs import grpo
 from searchrl.jobs import train
 from searchrl.runtime import metrics
 
+DEVICES = 8
+
 
 def number(trajectory):
   """A reward that differs between the samples of a question."""

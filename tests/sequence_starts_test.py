@@ -24,6 +24,8 @@ from searchrl.rollouts import driver
 from searchrl.serving import openai_api
 from searchrl.trajectory import Question, Request
 
+DEVICES = 8
+
 
 def with_bos(tokenizer, end=''):
   """The same tokenizer, which begins texts with BOS as Llama's does."""

@@ -22,6 +22,8 @@ from searchrl.runtime import signals
 from searchrl.training import supervised
 from searchrl.training.train_step import TrainState
 
+DEVICES = 8
+
 STEPS, RATE = 5, 0.1
 
 

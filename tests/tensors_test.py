@@ -22,6 +22,8 @@ from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
 
+DEVICES = 8
+
 # Eight heads, for eight ways; sizes that no two dimensions share.
 CONFIG = transformer.TransformerConfig(
     vocab_size=96, hidden_size=64, num_hidden_layers=6, num_attention_heads=8,

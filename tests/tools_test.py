@@ -26,6 +26,8 @@ from searchrl.rollouts import driver
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Action, Passage, Request
 
+DEVICES = 8
+
 quick = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 TOKENIZERS = {
     'qwen2': chats.qwen(), 'qwen3': chats.qwen(chats.QWEN3),

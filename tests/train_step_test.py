@@ -36,6 +36,8 @@ from searchrl.training import optimizer
 from searchrl.training.train_step import TrainState
 from searchrl.trajectory import Batch
 
+DEVICES = 8
+
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'checkpoint'
 CONFIG = dataclasses.replace(
     tiny.CONFIG, vocab_size=16, hidden_size=8, num_hidden_layers=1,

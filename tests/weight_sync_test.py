@@ -14,6 +14,8 @@ from searchrl.models import transformer
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import mesh as meshes
 
+DEVICES = 8
+
 CONFIG = dataclasses.replace(
     tiny.CONFIG, num_attention_heads=8, num_key_value_heads=4)
 AXES = transformer.logical_axes(CONFIG)

@@ -267,7 +267,7 @@ def _devices(config):
   apart = _rollout_devices(config)
   shown = f', of which {apart} sample' if apart else ''
   if not config.plan.devices:
-    local = jax.devices()
+    local = meshes.all_devices()
     stats = local[0].memory_stats() or {}
     gib = stats.get('bytes_limit', _host_memory() / len(local)) / GIB
     kind = devices_lib.Kind(local[0].device_kind, gib, len(local))

@@ -29,6 +29,7 @@ from searchrl.experiment import toolsets
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import devices as devices_lib
+from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import progress
 from searchrl.search import corpus as corpora
@@ -260,7 +261,8 @@ def _machine(config, devices: str) -> tuple[bool, int]:
   if devices:
     on_cpu, count = False, devices_lib.parse(devices)[1]
   else:
-    on_cpu, count = jax.default_backend() == 'cpu', jax.device_count()
+    on_cpu = jax.default_backend() == 'cpu'
+    count = len(meshes.all_devices())
   count = config.get('train', {}).get('rollout_devices') or count
   return on_cpu, max(count // config.rollout.tensor, 1)
 

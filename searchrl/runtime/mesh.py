@@ -50,6 +50,11 @@ RULES = {
 Axes = tuple[str | None, ...]  # for each dimension, its logical axis or None
 
 
+def all_devices() -> list[Any]:
+  """Returns the devices of all processes, grouped by process."""
+  return sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
+
+
 def make(
     *,
     data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1,
@@ -71,8 +76,7 @@ def make(
     ValueError: The axes do not multiply to the number of devices, or the slow
       network between TPU slices would be within 'tensor'.
   """
-  if devices is None:
-    devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
+  devices = all_devices() if devices is None else devices
   sizes = _fill(_sizes(data=data, fsdp=fsdp, sequence=sequence, expert=expert,
                        tensor=tensor), len(devices))
   data, fsdp, *others = sizes.values()
@@ -97,7 +101,7 @@ def divided(rollout_devices: int, copy: int, **sizes: Any
   if not rollout_devices:
     mesh = make(**sizes)
     return mesh, mesh
-  devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
+  devices = all_devices()
   count = trains(len(devices), rollout_devices, copy)
   return make(**sizes, devices=devices[:count]), make(
       tensor=copy, devices=devices[count:])
