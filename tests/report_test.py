@@ -203,6 +203,26 @@ def test_the_story_is_a_question_that_training_made_right(tmp_path, tokenizer):
   assert HOSTILE not in text and '<img' not in text
 
 
+def test_the_story_names_calls_of_tools_and_shows_their_results(
+    tmp_path, tokenizer):
+  write_run(tmp_path / 'mine', tokenizer)
+  write_evaluations(tmp_path / 'mine', tokenizer)
+  run, = reading.runs([str(tmp_path / 'mine')])
+  entry = next(entry for entry in reading.entries_of(run, 'evaluated after')
+               if entry.trajectory.searches)
+  searched = entry.trajectory.turns[0]
+  called = dataclasses.replace(
+      searched, passages=(), observation='12 <b>' + 'x' * 200,
+      action=Action('calculate', ('3 * 4',)))
+  trajectory = dataclasses.replace(
+      entry.trajectory, turns=(searched, called, called, *entry.trajectory.turns))
+  assert stories.calls(trajectory) == '2 searches, 2 calls of calculate'
+  assert stories.calls(entry.trajectory) == '1 search'
+  page_of = stories._side(dataclasses.replace(entry, trajectory=trajectory))
+  assert page_of['turns'][0]['result'] == ''
+  assert page_of['turns'][1]['result'] == '12 <b>' + 'x' * 154 + '…'
+
+
 def test_tables_before_and_after_are_side_by_side(tmp_path, tokenizer):
   write_run(tmp_path / 'mine', tokenizer)
   write_evaluations(tmp_path / 'mine', tokenizer)

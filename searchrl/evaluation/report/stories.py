@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same question before and after training, as turns of plain text."""
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from searchrl.agent import rewards
 from searchrl.evaluation import scores
 from searchrl.evaluation.report import reading
+from searchrl.trajectory import Trajectory
 
 _WHERE = ('evaluated before', 'evaluated after')
 _MOST = 3  # questions of a report
-_PASSAGE = 160  # characters of a passage
+_PASSAGE = 160  # characters of a passage, or of another tool's result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,15 +71,35 @@ def _story(run: reading.Run, *entries: reading.Entry) -> Story:
                entries[0].set, question.hops, tuple(map(_side, entries)))
 
 
+def calls(trajectory: Trajectory) -> str:
+  """Returns what was called, such as '2 searches, 1 call of calculate'."""
+  searches = trajectory.searches
+  tools = collections.Counter(
+      turn.action.kind for turn in trajectory.turns if turn.observation_tokens
+      and turn.action.is_call and not turn.action.is_search)
+  return ', '.join((
+      f'{searches} search{"es" * (searches != 1)}',
+      *(f'{count} call{"s" * (count > 1)} of {name}'
+        for name, count in tools.items())))
+
+
 def _side(entry: reading.Entry) -> dict[str, Any]:
   """Returns the answer, the score and the turns of a trajectory."""
   trajectory = entry.trajectory
   golds = rewards.normalised(trajectory.question.answers)
   return {
       'answer': trajectory.answer, 'score': entry.score or 0.0,
-      'searches': trajectory.searches,
-      'turns': [{'text': turn.text, 'passages': [
-          {'title': passage.title, 'gold': scores.has_gold(passage, golds),
-           'text': passage.text[:_PASSAGE] + '…' * (
-               len(passage.text) > _PASSAGE)}
-          for passage in turn.passages]} for turn in trajectory.turns]}
+      'calls': calls(trajectory),
+      'turns': [{
+          'text': turn.text,
+          'result': _cut(turn.observation) if turn.action.is_call and (
+              not turn.action.is_search) else '',
+          'passages': [
+              {'title': passage.title, 'text': _cut(passage.text),
+               'gold': scores.has_gold(passage, golds)}
+              for passage in turn.passages]} for turn in trajectory.turns]}
+
+
+def _cut(text: str) -> str:
+  """Returns the beginning of a text."""
+  return text[:_PASSAGE] + '…' * (len(text) > _PASSAGE)
