@@ -218,9 +218,9 @@ def test_the_story_names_calls_of_tools_and_shows_their_results(
       entry.trajectory, turns=(searched, called, called, *entry.trajectory.turns))
   assert stories.calls(trajectory) == '2 searches, 2 calls of calculate'
   assert stories.calls(entry.trajectory) == '1 search'
-  page_of = stories._side(dataclasses.replace(entry, trajectory=trajectory))
-  assert page_of['turns'][0]['result'] == ''
-  assert page_of['turns'][1]['result'] == '12 <b>' + 'x' * 154 + '…'
+  side = stories._side(dataclasses.replace(entry, trajectory=trajectory))
+  assert side['turns'][0]['result'] == ''
+  assert side['turns'][1]['result'] == '12 <b>' + 'x' * 154 + '…'
 
 
 def test_tables_before_and_after_are_side_by_side(tmp_path, tokenizer):

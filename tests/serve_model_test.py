@@ -20,6 +20,8 @@ from searchrl.rollouts import generation
 from searchrl.serving import model_server
 from searchrl.serving import openai_api
 
+DEVICES = 8
+
 
 MESSAGES = [{'role': 'system', 'content': ''},
             {'role': 'user', 'content': 'Write documents.'}]
