@@ -14,7 +14,6 @@ import pathlib
 from typing import NamedTuple
 
 import family_models
-import jax
 import numpy as np
 import pytest
 import real_tokenizers
@@ -34,8 +33,6 @@ from searchrl.papers.known_models import MODELS
 from searchrl.rollouts import records
 from searchrl.runtime import plugins
 from searchrl.trajectory import Trajectory
-
-DEVICES = 8
 
 MODEL_OF = {  # tokenizer -> a model of the papers
     family: hub_id.partition('/')[2].lower()
@@ -164,10 +161,7 @@ def trained(request, tmp_path_factory):
   family_models.write(folder / 'source', case.family, plugins.resolve(
       case.dialogue, field='dialogue', ours=''))
   write_data(folder, case)
-  with pytest.MonkeyPatch.context() as patch, pytest.raises(
-      SystemExit) as ended:
-    # The settings' meshes are for one device here, and pytest simulates eight.
-    patch.setattr(jax, 'devices', lambda devices=jax.devices()[:1]: devices)
+  with pytest.raises(SystemExit) as ended:
     main.run([f'--config=configs/{case.recipe}.py:{case.setting}/{case.model}',
               f'--workdir={folder / "run"}', *(
                   f'--config.{key}={value}'
