@@ -22,7 +22,6 @@ from searchrl.serving import openai_api
 
 DEVICES = 8
 
-
 MESSAGES = [{'role': 'system', 'content': ''},
             {'role': 'user', 'content': 'Write documents.'}]
 
