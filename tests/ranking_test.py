@@ -4,6 +4,7 @@
 
 from concurrent import futures
 from multiprocessing import context
+import gc
 import os
 import pathlib
 import signal
@@ -223,6 +224,7 @@ def test_workers_end_when_their_search_is_gone(index, ranks):
   process, = start(ranks[0])
   ranks.clear()
   del search
+  gc.collect()  # where a cycle holds it
   process.join(60)
   assert process.exitcode == 0
 
