@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from searchrl.runtime import dispatch
+from searchrl.runtime import mesh as meshes
 from searchrl.search.index import exact_host
 from searchrl.search.index import joint_search
 from searchrl.search.index import vector_store
@@ -80,7 +81,7 @@ def build(
     raise ValueError(f'batch must be at least 1, but is {batch}. Give the '
                      'number of queries to compare at a time.')
   if together:
-    devices = sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
+    devices = meshes.all_devices()
   elif devices is None:
     devices = jax.local_devices()[:-(-source.count // (block_rows or _BLOCK))]
   block_rows = block_rows or rows_per_block(source.count, devices)
