@@ -4,6 +4,7 @@ r"""Faults in, one table out: fault, what happened, steps lost, bits equal.
 
   python benchmarks/faults/faults.py --parallel 2              # and again: it goes on
   python benchmarks/faults/faults.py --only kills --kills 200
+  python benchmarks/faults/faults.py --only apart  # 4 of 8 devices sample
   python benchmarks/faults/faults.py --table
 
 A run is a few steps of a laptop recipe, evaluated before and after; "equal"
@@ -20,11 +21,13 @@ below by more than .3.
 """
 
 import argparse
+import collections
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
@@ -57,11 +60,16 @@ RECIPES = {  # name: command line
     'ppo': ('--config=configs/ppo.py:smoke', *EVALUATED),
     'ahead': ('--config=configs/grpo.py:smoke',
               '--config.train.max_staleness=1', *EVALUATED),
+    'apart': ('--config=configs/grpo.py:smoke',
+              '--config.train.max_staleness=1',
+              '--config.train.rollout_devices=4', *EVALUATED),
     'remote': ('--config=configs/grpo.py:smoke',
                '--config.search.engine=remote',
                '--config.rollout.search_order=deterministic',
                '--config.evaluate.worlds.kinds=()'),
 }
+DEVICES = {'apart': 8}  # simulated; otherwise 1
+KILLS = {'kills': 200, 'apart': 20}  # kills after which a scenario ends
 MOMENTS = {  # what is on the disk when the kill comes; below the folder
     'time': '', 'checkpoint': 'checkpoints/[1-9]/state',
     'evaluation': 'evaluation/after/records/*/*', 'export': '.model.unfinished',
@@ -86,6 +94,11 @@ class Outcome:
 def command(recipe: str, folder: pathlib.Path, *more: str) -> list[str]:
   return [sys.executable, '-m', 'searchrl.main', *RECIPES[recipe], *SHORT,
           f'--workdir={folder}', *more]
+
+
+def devices(count: int) -> dict[str, str]:
+  """Returns the environment of a process with simulated devices."""
+  return {'XLA_FLAGS': f'--xla_force_host_platform_device_count={count}'}
 
 
 def start(words: Sequence[str], **options) -> subprocess.Popen:
@@ -146,7 +159,8 @@ class Bench:
       folder = self._work / f'whole_{recipe}'
       if not (folder / 'summary.txt').exists():
         shutil.rmtree(folder, ignore_errors=True)
-        code, text = finish(command(recipe, folder, *more))
+        code, text = finish(command(recipe, folder, *more),
+                            env=devices(DEVICES.get(recipe, 1)))
         if code:
           raise RuntimeError(f'the undisturbed run of {recipe} failed:\n{text}')
       return folder
@@ -155,14 +169,23 @@ class Bench:
     """A run that is killed at random, again and again, until it finishes."""
     rng = random.Random(number)
     recipe = rng.choice(['dspo', 'ppo', 'ahead', 'remote'])
+    yield from self._killed(number, recipe, rng)
+
+  def apart(self, number: int) -> Iterator[Outcome]:
+    """Like `kills`, of a run in which some devices only sample."""
+    yield from self._killed(number, 'apart', random.Random(number))
+
+  def _killed(self, number: int, recipe: str, rng: random.Random
+             ) -> Iterator[Outcome]:
     with self.served(recipe) as more:
       whole = self.whole(recipe, *more)
-      folder = self._work / f'kills_{number}'
+      folder = self._work / f'kills_{recipe}_{number}'
       shutil.rmtree(folder, ignore_errors=True)
       killed, lost, moments = 0, 0, []
       while True:
         moment = rng.choice([*MOMENTS]) if killed < 8 else ''
-        process = start(command(recipe, folder, *more))
+        process = start(command(recipe, folder, *more),
+                        env=devices(DEVICES.get(recipe, 1)))
         before = step_of(folder)
         reached, text = _until(process, folder, moment, rng)
         if process.returncode == 0:
@@ -453,8 +476,7 @@ def _group(count: int, folder: pathlib.Path, victim: int | None) -> list[int]:
   """Exit codes of processes that make one run; one may be killed in it."""
   address = f'127.0.0.1:{_free_port()}'
   members = [start(command('dspo', folder), env={
-      'XLA_FLAGS': '--xla_force_host_platform_device_count='
-                   f'{4 // count}', 'NPROC': '16',
+      **devices(4 // count), 'NPROC': '16',
       'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(count),
       'JAX_PROCESS_ID': str(number), 'SEARCHRL_HEARTBEAT_SECS': '10',
       'SEARCHRL_SHUTDOWN_SECS': '20'}) for number in range(count)]
@@ -483,8 +505,8 @@ NUMBERS = {'damages': 6, 'disk': 4, 'readonly': 2, 'signals': 6,
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('--only', nargs='+', default=['kills', *NUMBERS])
-  parser.add_argument('--kills', type=int, default=200)
+  parser.add_argument('--only', nargs='+', default=[*KILLS, *NUMBERS])
+  parser.add_argument('--kills', type=int, help=f'default: {KILLS}')
   parser.add_argument('--parallel', type=int, default=1)
   parser.add_argument('--minutes', type=float, default=1e9,
                       help='then it begins nothing more')
@@ -513,24 +535,26 @@ def run(options) -> None:
   options.work.mkdir(parents=True, exist_ok=True)
   deadline, lock = time.monotonic() + 60 * options.minutes, threading.Lock()
   done = {(row['scenario'], row['number']) for row in read()}
-  killed = sum(row['faults'] for row in read() if row['scenario'] == 'kills')
+  kills = {name: options.kills or count for name, count in KILLS.items()}
+  killed = collections.Counter()
+  for row in read():
+    killed[row['scenario']] += row['faults']
 
   def one(scenario: str, number: int) -> None:
-    nonlocal killed
     if time.monotonic() > deadline or (
-        scenario == 'kills' and killed >= options.kills):
+        killed[scenario] >= kills.get(scenario, math.inf)):
       return
     for outcome in getattr(bench, scenario)(number):
       row = {'scenario': scenario, 'number': number, **outcome.record()}
       row['happened'] = ' '.join(row['happened'].split())
       with lock:
-        killed += row['faults'] if scenario == 'kills' else 0
+        killed[scenario] += row['faults']
         with RECORDS.open('a') as file:
           file.write(json.dumps(row) + '\n')
       print(json.dumps(row), flush=True)
 
   wanted = [(scenario, number) for scenario in options.only for number in range(
-      NUMBERS.get(scenario, options.kills))]
+      NUMBERS.get(scenario) or kills[scenario])]
   with futures.ThreadPoolExecutor(options.parallel) as pool:
     for result in [pool.submit(one, *each) for each in wanted
                    if each not in done]:
@@ -541,14 +565,14 @@ def table(rows: Sequence[dict]) -> str:
   """The rows of one fault together."""
   text = ['| fault | times | what happened | steps lost | bits equal |',
           '|---|---|---|---|---|']
-  order = ['kills', *NUMBERS]
+  order = [*KILLS, *NUMBERS]
   rows = sorted(rows, key=lambda row: order.index(row['scenario']))
   for fault in dict.fromkeys(row['fault'] for row in rows):
     own = [row for row in rows if row['fault'] == fault]
     told = [row['equal'] for row in own if row['equal'] is not None]
     happened = (
         _scored(own) if own[0]['scenario'] == 'collapse' else
-        _counted(own) if own[0]['scenario'] == 'kills' else
+        _counted(own) if own[0]['scenario'] in KILLS else
         '; '.join(dict.fromkeys(row['happened'] for row in own)))
     text.append(
         f'| {fault} | {sum(row["faults"] for row in own)} | {happened} | '
