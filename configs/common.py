@@ -347,14 +347,17 @@ def as_evaluated(config: ml_collections.ConfigDict
 
 
 def as_sweep(config: ml_collections.ConfigDict, runs: dict[str, dict],
-             across: str) -> ml_collections.ConfigDict:
+             across: str, recipe: str = '') -> ml_collections.ConfigDict:
   """Returns the config as a sweep: a run for each change, and one table.
 
   Args:
     config: Config of the runs.
     runs: Changes to the config, by the name of the run.
     across: Name of the table's columns: 'hops', 'set' or 'engine'.
+    recipe: Name that begins the names of the runs, or ''.
   """
+  runs = {f'{recipe}_{name}' if recipe else name: run
+          for name, run in runs.items()}
   config.sweep = dict(
       job=config.job, order=tuple(runs), runs=runs, across=across)
   config.job = 'searchrl.jobs.sweep:run'

@@ -5,11 +5,13 @@ r"""The engine matrix: trains with each engine and evaluates with all of them.
   python -m searchrl.main --config=configs/engines.py
   python -m searchrl.main --config=configs/engines.py --seeds=0,1,2
   python -m searchrl.main --config=configs/engines.py:qwen2.5-7b
+  python -m searchrl.main --config=configs/engines.py:recipe=ppo
 
 Each engine has a run in runs/engines/NAME, which is evaluated with every engine
 at its end. One table shows runs by engine. The engines are random passages,
 BM25, an approximate index (HNSW, with low recall on the laptop) and exact
-search.
+search. The recipe is GRPO on the laptop and PPO with a model, unless recipe=ppo
+or recipe=grpo names it, which then begins the names of the runs: ppo_exact.
 
 Hardware: not yet measured. Time: not yet measured. Result: not yet measured;
 benchmarks/study/learning.py has the same comparison over five seeds
@@ -29,13 +31,15 @@ from configs import ppo
 
 
 def get_config(text: str = ''):
-  args = arguments.parse(text)
+  args = arguments.parse(text, recipe=('grpo', 'ppo'))
+  named = args.others['recipe']
+  recipe = ppo if named == 'ppo' or args.model and not named else grpo
   if not args.model:
-    config = grpo.get_config(text)
+    config = recipe.get_config(args.size)
     vectors, bm25 = dict(encoder='tiny_e5'), {}
     graph = dict(links=8, construction=20, visited=2)
   else:  # a model searches the indexes of configs/build_index.py
-    config = ppo.get_config(f'{args.setting or "study_outcome"}/{args.model}')
+    config = recipe.get_config(f'{args.setting or "study_outcome"}/{args.model}')
     vectors, bm25 = dict(index='runs/e5'), dict(index='runs/bm25')
     graph = dict(visited=16)
   engines = dict(
@@ -48,4 +52,4 @@ def get_config(text: str = ''):
   config.evaluate.update(initial=False, every=0, noise=False,
                          decodings=('greedy',), engines=engines)
   runs = {name: dict(search=engine) for name, engine in engines.items()}
-  return common.as_sweep(config, runs, across='engine')
+  return common.as_sweep(config, runs, recipe=named, across='engine')

@@ -105,8 +105,12 @@ def test_a_setting_of_no_field_is_refused_before_the_first_run(
 
 @pytest.mark.parametrize('name', ['engines', 'data_scaling', 'backbones'])
 @pytest.mark.parametrize('size', ['laptop', 'qwen2.5-7b', 'study/qwen2.5-3b'])
-def test_the_runs_of_our_sweeps_are_configs(name, size, tmp_path):
-  made = importlib.import_module(f'configs.{name}').get_config(size).lock()
+@pytest.mark.parametrize('recipe', ['', 'grpo', 'ppo'])
+def test_the_runs_of_our_sweeps_are_configs(name, size, recipe, tmp_path):
+  made = importlib.import_module(f'configs.{name}').get_config(
+      f'{recipe}/{size}' if recipe else size).lock()
+  assert made.algorithm.name.endswith(recipe)
+  assert all(run.startswith(recipe) for run in made.sweep.order)
   assert len([*made.sweep.order]) >= 3
   runs = [*sweep._runs(made, tmp_path, ())]
   assert len({str(own) for _, own, _ in runs}) == len(runs)
