@@ -296,7 +296,8 @@ def test_remat_follows_the_memory(on, size, capsys):
   made.plan.update(devices=on, compile=False)
   assert made.learner.remat == 'auto'
   found = memory_plan.chosen(made)
-  made.rollout.max_num_seqs = found.rollout.max_num_seqs
+  made.rollout.update(tensor=found.rollout.tensor,
+                      max_num_seqs=found.rollout.max_num_seqs)
   found = found.learner
   assert (f"learner.remat='{found.remat}', learner.microbatch_rows="
           f'{found.microbatch_rows}.' in capsys.readouterr().err)
@@ -308,8 +309,7 @@ def test_remat_follows_the_memory(on, size, capsys):
       if one.peak + one.update.bytes / 10 <= .92 * one.available:
         fitting.append((remat, rows))
   assert (found.remat, found.microbatch_rows) == [*fitting, ('nothing', 8)][0]
-  assert bool(fitting) == (
-      on.startswith('h') or size == '3b' and on != 'v5e-8')
+  assert bool(fitting) == (on.startswith('h') or size == '3b')
 
 
 @pytest.mark.slow
@@ -322,19 +322,45 @@ def test_slots_follow_the_memory(size, on, capsys):
   """
   made = grpo.get_config(f'qwen2.5-{size}')
   made.plan.update(devices=on, compile=False)
-  found = memory_plan.chosen(made).rollout.max_num_seqs
+  rollout = memory_plan.chosen(made).rollout
+  found, copies = rollout.max_num_seqs, 8 // rollout.tensor
   assert f'rollout.max_num_seqs={found}, learner.r' in capsys.readouterr().err
   made.learner.update(remat='nothing', microbatch_rows=8)
   fits = {}
   for each in (256, 128, 64, 32, 16):
-    made.rollout.max_num_seqs = 8 * each
+    made.rollout.update(tensor=rollout.tensor, max_num_seqs=copies * each)
     plan_ = memory_plan.make(made)
-    fits[8 * each] = plan_.peak + plan_.update.bytes / 10 <= (
+    fits[copies * each] = plan_.peak + plan_.update.bytes / 10 <= (
         .92 * plan_.available)
-  assert found == max([n for n in fits if fits[n]], default=128)
+  assert found == max([n for n in fits if fits[n]], default=16 * copies)
   assert (found == 2048) == (on == 'h200-8')
   made.rollout.max_num_seqs = 48
   assert memory_plan.chosen(made).rollout.max_num_seqs == 48  # given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size, on, expected', [
+    ('7b', 'v5e-64', 2), ('7b', 'h100-8', 1), ('14b', 'v5e-8', 1)])
+def test_rollouts_are_split_where_whole_weights_do_not_fit(
+    size, on, expected, capsys):
+  """The smallest split with 16 slots a copy; 1 where none fits."""
+  made = grpo.get_config(f'qwen2.5-{size}')
+  made.plan.update(devices=on, compile=False)
+  devices = int(on.rpartition('-')[2])
+  found = memory_plan.chosen(made).rollout
+  said = capsys.readouterr().err
+  assert found.tensor == expected
+  assert (f'rollout.tensor={expected}, ' in said) == (expected > 1)
+  made.learner.update(remat='nothing', microbatch_rows=devices)
+  fitting = []
+  for tensor in (1, 2, 4):
+    made.rollout.update(tensor=tensor, max_num_seqs=16 * devices // tensor)
+    plan_ = memory_plan.make(made)
+    if plan_.peak + plan_.update.bytes / 10 <= .92 * plan_.available:
+      fitting.append(tensor)
+  assert expected == min(fitting, default=1)
+  made.rollout.tensor = 1
+  assert memory_plan.chosen(made).rollout.tensor == 1  # given
 
 
 @pytest.mark.slow

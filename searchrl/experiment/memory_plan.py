@@ -86,6 +86,9 @@ def chosen(config) -> Any:
   Each choice is the fastest that fits by the estimates, with a tenth of the
   update to spare. Choices are printed:
 
+  - rollout.tensor, if it is unset and the devices are not CPUs: the smallest
+    with which 16 slots for each copy of the weights fit beside an update with
+    the least memory, or 1 if there is none.
   - rollout.max_num_seqs, if it is unset and the devices are not CPUs. For each
     copy of the weights it is 256, or the number of samples of a step if that is
     smaller. It is halved until the search engine answers so many queries in
@@ -96,7 +99,12 @@ def chosen(config) -> Any:
   """
   config = copy.deepcopy(config)
   choices: dict[str, Any] = {}
-  if _slots_follow(config):
+  if _follows(config, 'rollout.tensor'):
+    config.rollout.tensor = processes.on_first(
+        'tensor', lambda: _tensor(config))
+    if config.rollout.tensor > 1:
+      choices['rollout.tensor'] = config.rollout.tensor
+  if _follows(config, 'rollout.max_num_seqs'):
     choices['rollout.max_num_seqs'] = processes.on_first(
         'slots', lambda: _slots(config))
     config.rollout.max_num_seqs = choices['rollout.max_num_seqs']
@@ -111,21 +119,33 @@ def chosen(config) -> Any:
   return config
 
 
-def _slots_follow(config) -> bool:
-  """Returns whether the number of slots is chosen by the memory."""
+def _follows(config, name: str) -> bool:
+  """Returns whether the memory chooses a field of the rollouts."""
   return bool({'learner', 'rejection'} & {*config}) and (
-      'rollout.max_num_seqs' in dict(rules.unset(config))) and (
-      bool(config.plan.devices) or jax.default_backend() != 'cpu') and (
-          not model_folders.is_tiny(config.model.path))
+      name in dict(rules.unset(config))) and (
+          bool(config.plan.devices) or jax.default_backend() != 'cpu') and (
+              not model_folders.is_tiny(config.model.path))
+
+
+def _tensor(config) -> int:
+  """Returns the rollout.tensor that `chosen` sets."""
+  trial, ways, size = _trial(config)
+  _take_least(trial, ways)
+  given = 0 if _follows(config, 'rollout.max_num_seqs') else (
+      config.rollout.max_num_seqs)
+  trial.rollout.update(tensor=1, max_num_seqs=given or _SLOTS[0] * size)
+  for tensor in [engine.tensor for engine in make(trial).engines]:
+    trial.rollout.update(
+        tensor=tensor, max_num_seqs=given or _SLOTS[0] * size // tensor)
+    if _has_room(make(trial)):
+      return tensor
+  return 1
 
 
 def _slots(config) -> int:
   """Returns the number of slots that `chosen` sets, over all copies."""
   trial, ways, size = _trial(config)
-  if 'learner' in config and config.learner.remat == 'auto':
-    trial.learner.update(
-        remat=_REMATS[-1],
-        microbatch_rows=config.learner.microbatch_rows or ways)
+  _take_least(trial, ways)
   copies = max(size // config.rollout.tensor, 1)
   search = searches.spec(config.search)
   each = min(_SLOTS[1], -(-documents_of(config) // copies))
@@ -137,6 +157,13 @@ def _slots(config) -> int:
       break
     each //= 2
   return each * copies
+
+
+def _take_least(trial, ways: int) -> None:
+  """Sets an update with the least memory, if the memory chooses its remat."""
+  if 'learner' in trial and trial.learner.remat == 'auto':
+    trial.learner.update(remat=_REMATS[-1],
+                         microbatch_rows=trial.learner.microbatch_rows or ways)
 
 
 def _remat(config) -> tuple[str, int]:

@@ -36,13 +36,14 @@ from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage, Question
 
 _BUDGETS = 'rollout.budgets.'
-_BY_MEMORY = 'rollout.max_num_seqs'  # field that accelerators' memory sets
+# Fields that accelerators' memory sets.
+_SLOTS, _TENSOR = 'rollout.max_num_seqs', 'rollout.tensor'
 # In the order in which they are chosen: later ones read earlier ones.
 SAMPLING = (
     *(_BUDGETS + name for name in ('max_turns', 'top_k', 'max_new_tokens',
                                    'passage_tokens', 'max_prompt_tokens')),
-    'rollout.max_length', _BY_MEMORY)
-TRAINING = ('optimizer.learning_rate', 'algorithm.length',
+    'rollout.max_length', _SLOTS)
+TRAINING = (_TENSOR, 'optimizer.learning_rate', 'algorithm.length',
             'algorithm.max_length', 'algorithm.buffer',
             'tuning.learner.pack_length', 'tuning.optimizer.learning_rate')
 
@@ -86,7 +87,8 @@ def resolved(config, folder: pathlib.Path | None = None, *,
   _set_engine(config, folder)
   names = (*SAMPLING, *(TRAINING if trains else ()))
   unset = {name: field for name, field in rules.unset(config) if name in names}
-  if config.dialogue and (not unset or trains and {*unset} == {_BY_MEMORY} and
+  measured = {*unset} - {_TENSOR}
+  if config.dialogue and (not measured or trains and measured == {_SLOTS} and
                           not _machine(config, devices)[0]):
     return config
   with progress.phase('Reading the tokenizer'):
@@ -237,8 +239,9 @@ def _chosen(config, path: str, names: list[str], devices: str, trains: bool
               get(_BUDGETS + 'max_prompt_tokens')
               + get(_BUDGETS + 'max_new_tokens')),
           shape.max_position_embeddings),
-      _BY_MEMORY: lambda: (
+      _SLOTS: lambda: (
           _rounded(16, copies) if on_cpu else None if trains else 64 * copies),
+      _TENSOR: lambda: None,
       'optimizer.learning_rate': lambda: _rate(config.model),
       'algorithm.length': lambda: _most_written(get),
       'algorithm.max_length': lambda: _most_written(get),

@@ -49,8 +49,9 @@ def run(config, workdir: str) -> None:
   folder = pathlib.Path(workdir)
   _check(config)
   config = model_defaults.resolved(config, folder, trains=True)
-  config.rollout.max_num_seqs = memory_plan.chosen(
-      phases(config)['sampling']).rollout.max_num_seqs
+  sampling = memory_plan.chosen(phases(config)['sampling']).rollout
+  config.rollout.update(
+      tensor=sampling.tensor, max_num_seqs=sampling.max_num_seqs)
   options = config.rejection
   model = policy.folder_of(config)
   directory = workdirs.Workdir(folder, config, ('rejection.iterations',))
