@@ -45,6 +45,8 @@ def _evaluation(text: str) -> ml_collections.ConfigDict:
   args = arguments.parse(text, suite=('methods', 'trained'))
   config = common.as_evaluated(common.get_config(args.base))
   config.job = 'searchrl.jobs.evaluate:run'
+  for name in ('learner', 'optimizer', 'critic', 'importance_correction'):
+    del config[name]  # nothing is trained
   config.evaluate.update(
       run='',  # run at its newest step, or 'run@12'; '': the model itself
       # Part of the sampling seed: another step draws other samples.

@@ -13,6 +13,7 @@ from unittest import mock
 import jax
 import pytest
 
+from configs import evaluate
 from configs import grpo
 from configs import rejection
 from configs import sft
@@ -336,6 +337,21 @@ def test_slots_follow_the_memory(size, on, capsys):
   assert (found == 2048) == (on == 'h200-8')
   made.rollout.max_num_seqs = 48
   assert memory_plan.chosen(made).rollout.max_num_seqs == 48  # given
+
+
+def test_a_plan_of_an_evaluation_holds_what_sampling_needs_alone(capsys):
+  made = evaluate.get_config('methods/qwen2.5-7b-instruct')
+  made.plan.update(devices='v5e-8', compile=False)
+  plan.run(made, '')
+  text = capsys.readouterr().out
+  for name in ('moments', 'update', 'reference'):
+    assert name not in text
+  # Each of the 8 copies has 64 slots. The policy is split into 8.
+  assert 'KV cache: 512 slots x 4096 tokens' in text
+  made_ = memory_plan.make(memory_plan.resolved(made))
+  assert sum(made_.holds.values()) == pytest.approx(
+      2 * 7.62e9 / 8 + 64 * 4096 * 28 * 2 * 4 * 128 * 2, rel=.01)
+  assert 'These help: more rollout.tensor, fewer rollout.max_num_seqs' in text
 
 
 @pytest.mark.slow

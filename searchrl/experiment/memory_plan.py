@@ -237,15 +237,24 @@ def _rollouts(config, shape, mesh, kind
 def resolved(config) -> Any:
   """Returns the config with the lengths that the tokenizer determines.
 
-  Without a tokenizer, it returns the config unchanged.
+  Without a tokenizer, and for a job that only samples from a hub's model, the
+  lengths are those of the config.
   """
-  if not {'rollout', 'learner', 'dialogue'} <= {*config}:
+  if not {'rollout', 'dialogue', 'plan'} <= {*config} or (
+      'rejection' in config):
     return config
+  config = copy.deepcopy(config)
   folder = pathlib.Path(config.model.path or policy.TINY_BASE)
   if folder.is_dir() and not (folder / 'tokenizer.json').is_file():
     return config
-  return model_defaults.resolved(
-      config, trains=True, devices=config.plan.devices)
+  if 'learner' in config or folder.is_dir():
+    return model_defaults.resolved(
+        config, trains='learner' in config, devices=config.plan.devices)
+  if config.plan.devices and (
+      'rollout.max_num_seqs' in dict(rules.unset(config))):
+    copies = _trial(config)[2] // config.rollout.tensor
+    config.rollout.max_num_seqs = model_defaults.SLOTS * copies
+  return config
 
 
 def shape_folder(path: str) -> str:

@@ -37,12 +37,12 @@ from searchrl.trajectory import Passage, Question
 
 _BUDGETS = 'rollout.budgets.'
 # Fields that accelerators' memory sets.
-_SLOTS, _TENSOR = 'rollout.max_num_seqs', 'rollout.tensor'
+_MAX_NUM_SEQS, _TENSOR = 'rollout.max_num_seqs', 'rollout.tensor'
 # In the order in which they are chosen: later ones read earlier ones.
 SAMPLING = (
     *(_BUDGETS + name for name in ('max_turns', 'top_k', 'max_new_tokens',
                                    'passage_tokens', 'max_prompt_tokens')),
-    'rollout.max_length', _SLOTS)
+    'rollout.max_length', _MAX_NUM_SEQS)
 TRAINING = (_TENSOR, 'optimizer.learning_rate', 'algorithm.length',
             'algorithm.max_length', 'algorithm.buffer',
             'tuning.learner.pack_length', 'tuning.optimizer.learning_rate')
@@ -59,6 +59,7 @@ _UNKNOWN = 128  # tokens of a question or passage that cannot be measured
 _MOST_PASSAGE = 512  # maximum tokens of a passage
 _MOST_ON_CPU, _MOST = 2048, 4096  # maximum tokens of a conversation
 _ROW = 1024  # minimum tokens of a row, in which several conversations fit
+SLOTS = 64  # per copy of the weights, of jobs that only sample on accelerators
 _SMALL = 10**9  # parameters of a model that is tuned at a high rate
 
 
@@ -88,8 +89,9 @@ def resolved(config, folder: pathlib.Path | None = None, *,
   names = (*SAMPLING, *(TRAINING if trains else ()))
   unset = {name: field for name, field in rules.unset(config) if name in names}
   measured = {*unset} - {_TENSOR}
-  if config.dialogue and (not measured or trains and measured == {_SLOTS} and
-                          not _machine(config, devices)[0]):
+  if config.dialogue and (
+      not measured or trains and measured == {_MAX_NUM_SEQS}
+      and not _machine(config, devices)[0]):
     return config
   with progress.phase('Reading the tokenizer'):
     path = weights.locate(str(config.model.path or policy.TINY_BASE))
@@ -239,8 +241,9 @@ def _chosen(config, path: str, names: list[str], devices: str, trains: bool
               get(_BUDGETS + 'max_prompt_tokens')
               + get(_BUDGETS + 'max_new_tokens')),
           shape.max_position_embeddings),
-      _SLOTS: lambda: (
-          _rounded(16, copies) if on_cpu else None if trains else 64 * copies),
+      _MAX_NUM_SEQS: lambda: (
+          _rounded(16, copies) if on_cpu else
+          None if trains else SLOTS * copies),
       _TENSOR: lambda: None,
       'optimizer.learning_rate': lambda: _rate(config.model),
       'algorithm.length': lambda: _most_written(get),

@@ -58,16 +58,18 @@ def _describe_devices(plan: plan_totals.Plan) -> str:
       f'{prefix}update: gradients, activations ({how})': update.bytes,
       "and update: cuDNN's workspace, at most (by formula)": update.workspace}
   if sampling is None:
+    remedy = (f'For rollouts, {_FOR_ROLLOUTS} help; for updates, '
+              f'{_FOR_UPDATES}; for both, more devices.' if update.bytes else
+              f'These help: {_FOR_ROLLOUTS}.')
     return _table(plan, 'a device holds', plan.holds | rollouts | saving
-                  | training, plan.peak, f'For rollouts, {_FOR_ROLLOUTS} help; '
-                  f'for updates, {_FOR_UPDATES}; for both, more devices.')
+                  | training, plan.peak, remedy)
   copy = {'or a copy of the weights, before it is sent': plan.engine.weights}
   saving = {'and the checkpoint before, being written': update.saving}
   return _table(
       plan, 'a device that trains holds', plan.holds | training | saving | copy,
-      plan.training_peak, f'{_FOR_UPDATES} help.') + '\n\n' + _table(
+      plan.training_peak, f'These help: {_FOR_UPDATES}.') + '\n\n' + _table(
           plan, 'a device that samples holds', sampling | rollouts,
-          plan.peak_with(plan.engine), f'{_FOR_ROLLOUTS} help.')
+          plan.peak_with(plan.engine), f'These help: {_FOR_ROLLOUTS}.')
 
 
 def _table(plan: plan_totals.Plan, title: str, sizes: dict[str, float],
