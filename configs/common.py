@@ -230,7 +230,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       stop_after=field(0, zero='never'),
       # Steps that a rollout thread may run ahead.
       max_staleness=field(0, zero='no thread'),
-      # Devices, the last ones, that sample while the others train.
+      # Devices, the last ones of each process, that sample while the others
+      # train.
       rollout_devices=field(0, zero='all devices do both'),
       # Check that processes agree.
       lockstep=field('phase', one_of=('off', 'phase', 'call')),

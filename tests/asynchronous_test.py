@@ -13,6 +13,7 @@ import time
 import fakes
 import jax
 import loopback
+import multihost_test
 import pytest
 import tiny
 import train_test
@@ -119,9 +120,17 @@ def test_what_is_in_flight_at_a_stop_is_trained_on_after_it(staleness, stop):
 
 
 def test_after_a_rollback_nothing_in_flight_is_trained_on():
-  with contextlib.closing(rollouts(max_staleness=2, last_step=9)) as source:
+  sampled = []
+
+  def noted(synced, progress, policy_step):
+    sampled.append(progress.step)
+    return record(synced, progress, policy_step)
+
+  with contextlib.closing(
+      rollouts(noted, max_staleness=2, last_step=9)) as source:
     source.take('collapsed', collect.Progress())
     source.restart()
+    assert sampled == [0, 1, 2]  # on all processes, whatever has begun
     found = source.take('restored', collect.Progress(step=4))
   assert found.metrics['weights'] == 'copy of restored'
   assert found.metrics['step'] == 4
@@ -307,6 +316,37 @@ def test_devices_apart_end_with_the_same_bits_after_a_kill(apart, tmp_path):
   assert train_test.lines(tmp_path / 'killed') == train_test.lines(apart)
   assert train_test.state_digest(tmp_path / 'killed') == (
       train_test.state_digest(apart))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.long)])
+def test_several_processes_of_which_one_is_killed_end_as_one_process(
+    tmp_path, count):
+  """Half of each process's devices sample; of one process's eight, too."""
+  folder = {n: tmp_path / str(n) for n in (1, count)}
+  env = {'NPROC': '8'}  # as one process of 8 devices; it decides last bits
+
+  def run(n):
+    return (n, *on_four(
+        folder[n], f'--config.train.rollout_devices={4 // n}')[1:])
+
+  loopback.run(*run(1), devices=8, timeout=600, env=env)
+  with loopback.start(*run(count), devices=8 // count, env=env) as group:
+    while group.popen[0].poll() is None and checkpoint.steps(
+        folder[count] / 'checkpoints')[-1:] < [2]:
+      time.sleep(0.02)
+    assert group.popen[-1].poll() is None, group.logs()
+    group.popen[-1].kill()
+    assert all(done.returncode for done in group.wait(600))
+  loopback.run(*run(count), devices=8 // count, timeout=600, env=env)
+  for name in (f'trajectories/step_{n:06d}.jsonl.gz' for n in range(1, 5)):
+    assert (folder[count] / name).read_bytes() == (folder[1] / name).read_bytes()
+  assert train_test.state_digest(folder[count]) == (
+      train_test.state_digest(folder[1]))
+  ours, theirs = ([
+      {name: x for name, x in line.items() if name not in multihost_test.OF_ONE}
+      for line in train_test.lines(folder[n])] for n in (count, 1))
+  assert ours == theirs
 
 
 @pytest.mark.slow

@@ -291,7 +291,7 @@ FIELDS = (
     _train('rollout.tensor=2 train.rollout_devices=3 train.max_staleness=1',
            'train.rollout_devices must be a multiple of rollout.tensor'),
     _train('train.rollout_devices=1 train.max_staleness=1',
-           'must leave a multiple of rollout.tensor=1 of the 1 devices',
+           "multiple of rollout.tensor=1 of a process's 1 devices",
            device=True),
     _field('train.init_from=/no', 'the folder of a run'),
     _field('train.init_from={d}/run@99', 'keeps, which are 2, but is at 99'),

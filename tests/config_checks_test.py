@@ -217,12 +217,20 @@ def test_missing_files_are_named_before_a_model_is_loaded(data):
     config_checks.check_questions(data)
 
 
-def test_a_thread_samples_in_one_process_alone(data):
-  algorithm = builds.algorithm(data)
-  config_checks.check_staleness(1, algorithm, 1)
-  with pytest.raises(ValueError, match='train.max_staleness must be 0 with sev'
-                     'eral processes, .*, but is 1 with 2. Set it to 0, or'):
-    config_checks.check_staleness(1, algorithm, 2)
+def test_a_thread_samples_only_where_no_program_of_it_spans_processes(data):
+  check = config_checks.check_processes_ahead
+  check(data, 2, True)  # without a thread
+  data.train.max_staleness = 1
+  check(data, 2, False)
+  with pytest.raises(ValueError, match='^train.max_staleness must be 0 where '
+                     'rollout.tensor=1 devices .*, but is 1. Set it to 0, or'):
+    check(data, 2, True)
+  data.search.engine = 'dense'
+  data.search.options = dict(encoder='tiny_e5', backend='mesh')
+  check(data, 1, False)
+  with pytest.raises(ValueError, match='^train.max_staleness must be 0 where se'
+                     "veral processes search .* backend='mesh' together, but "):
+    check(data, 2, False)
 
 
 @pytest.mark.parametrize('field, value, message', [

@@ -68,6 +68,9 @@ def test_slices_of_tpus_have_whole_models(monkeypatch):
   with pytest.raises(ValueError, match='a multiple of the 2 slices .* tensor='
                      '32. Give tensor at most the chips of a slice, 16'):
     mesh_lib.make(tensor=32, devices=devices)
+  some = devices[:16:2]  # chips of one slice, with others between them
+  found = mesh_lib.make(fsdp=8, devices=some).devices
+  assert [*found.flat] == some
   one = topologies.get_topology_desc(
       platform='tpu', topology_name='v6e:16x16').devices
   mesh = mesh_lib.make(fsdp=64, tensor=4, devices=one)  # axes of 16 are split
@@ -222,6 +225,20 @@ RING = [(0, 0), (0, 1), (1, 1), (1, 0)]
     ([(0, 0)], ()), ([()] * 4, ())])
 def test_a_grid_has_straight_lines(places, shape):
   assert mesh_lib.grid(places) == shape
+
+
+def test_the_last_devices_of_each_process_sample(monkeypatch):
+  devices = [types.SimpleNamespace(platform='gpu', process_index=n // 4, id=n)
+             for n in range(12)]
+  monkeypatch.setattr(mesh_lib, 'all_devices', lambda: devices)
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(mesh_lib, 'Mesh', lambda devices, *_, **__: devices)
+  ids = lambda mesh: np.vectorize(lambda device: device.id)(mesh).tolist()
+  trains, samples = mesh_lib.divided(2, 2, fsdp=2)
+  assert ids(trains) == [[[0], [1]], [[4], [5]], [[8], [9]]]
+  assert ids(samples) == [[[6, 7]]]
+  with pytest.raises(ValueError, match="of a process's 4 devices .* but is 3"):
+    mesh_lib.divided(3, 2)
 
 
 def chips(places, axis=1, beside=1):

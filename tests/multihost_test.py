@@ -293,10 +293,10 @@ def test_a_planted_divergence_is_caught_at_its_call():
 SPLIT = r'''
 axes = transformer.logical_axes(learner_test.CONFIG)
 
-def check(seen, whole):
+def check(seen, whole, devices=jax.local_devices()):
   for leaf in jax.tree.leaves(seen):
     assert leaf.is_fully_addressable
-    assert leaf.devices() == set(jax.local_devices())
+    assert leaf.devices() == set(devices)
   jax.tree.map(np.testing.assert_array_equal, seen,
                slots.unstacked(whole, 'float32'))
 
@@ -318,7 +318,16 @@ for sizes, tensor in ((dict(data=4), 1), (dict(data=2, fsdp=2), 1),
   check(seen, params)
   out(str([*mesh.shape.values(), tensor]), [part_of(held_here), part_of(seen)])
 
-# The last of these learns, too.
+# The last device of each process only samples; the others hold half.
+mesh, onto = meshes.divided(1, 1, fsdp=2)
+synced = weight_sync.WeightSync(
+    mesh, axes, learner_test.CONFIG.num_hidden_layers, onto=onto)(
+        learner_test.make(mesh).init(params)['policy'].params)
+check(synced.weights, params, jax.local_devices()[1:])
+out('apart', [mesh.devices.size, synced.bytes / sum(
+    x.nbytes for x in jax.tree.leaves(params))])
+
+# The last one of the loop learns, too.
 state, *_ = learner.update(state, learner.pack(batch))
 held_here = state['policy'].params
 seen = view(held_here).weights
@@ -333,7 +342,9 @@ jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
 
 
 def test_a_process_reads_parameters_that_are_split_between_processes():
-  assert outputs(SPLIT) == {  # of an embedding of [96, 32]: held, and read
+  found = outputs(SPLIT)
+  assert found.pop('apart') == [[2, 2.0]] * 2  # devices, copies that are sent
+  assert found == {  # of an embedding of [96, 32]: held, and read
       '[4, 1, 1, 1]': [[[96, 32], [96, 32]]] * 2,
       '[2, 2, 1, 1]': [[[96, 16], [96, 32]]] * 2,
       '[1, 2, 2, 2]': [[[48, 16], [48, 32]]] * 2,

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan: bytes by hand and by compilers; 7B and 3B on the chips they fit."""
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -444,14 +445,34 @@ def test_devices_that_only_sample_hold_what_the_others_do_not(tmp_path):
   assert text.count('It fits') == 2
 
 
+def test_two_processes_whose_devices_only_sample_have_two_of_everything(
+    tmp_path):
+  """Each has half of the slots; its devices hold what those of one do."""
+  one, two = (memory_plan.make(config(
+      tmp_path, QWEN_3B, plan=dict(devices=where, compile=False),
+      rollout=dict(dtype='bfloat16', max_num_seqs=slots),
+      mesh=dict(data=data, fsdp=4),
+      train=dict(max_staleness=1, rollout_devices=4)))
+              for where, slots, data in (
+                  ('h200-8', 64, 1), ('h200-16', 128, 2)))
+  assert two.mesh == dict(data=2, fsdp=4, tensor=1)
+  assert [*two.sampling.values()] == [*one.sampling.values()]
+  assert two.engine == dataclasses.replace(one.engine, slots=128)
+  assert 'on 16 x h200, of which 8 sample' in plan.describe(two)
+  made = grpo.get_config('qwen2.5-3b')
+  made.train.update(max_staleness=1, rollout_devices=4)
+  slots = []
+  for where in ('h200-8', 'h200-16'):
+    made.plan.update(devices=where, compile=False)
+    slots.append(memory_plan.chosen(made).rollout.max_num_seqs)
+  assert slots == [1024, 2048]  # 256 for each copy
+
+
 def test_a_plan_refuses_devices_that_cannot_train(tmp_path):
-  for where, count, message in (
-      ('h200-8', 8, 'train.rollout_devices must leave a multiple of'),
-      ('h200-16', 4, 'must be 0 with several processes, but is 4 on 16')):
-    with pytest.raises(ValueError, match=message):
-      memory_plan.make(config(
-          tmp_path, QWEN_3B, plan=dict(devices=where),
-          train=dict(max_staleness=1, rollout_devices=count)))
+  with pytest.raises(ValueError, match='train.rollout_devices must leave'):
+    memory_plan.make(config(
+        tmp_path, QWEN_3B, plan=dict(devices='h200-16'),
+        train=dict(max_staleness=1, rollout_devices=8)))
 
 
 @pytest.mark.parametrize('text', ['v5e', 'v9-8', 'v5e-0', 'h200-x', '8-v5e'])

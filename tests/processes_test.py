@@ -132,7 +132,7 @@ def test_long_texts_are_shown_from_where_they_differ():
 
 # One program of two processes; `out` and `message` are loopback's.
 MEETINGS = r'''
-import hashlib, json, os, signal, sys
+import hashlib, json, os, signal, sys, threading, time
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,6 +198,21 @@ out('first is full', refused(OSError(28, 'No space left')))
 out('first is lost', refused(json.JSONDecodeError('no value', 'x', 0)))
 out('ran', ran)
 
+def beside():  # before the main thread's meeting on process 0, within it on 1
+  time.sleep(me * 0.3)
+  processes.channel('beside')
+  for n in range(2):
+    met.append([x.decode() for x in exchange('beside', b'%d' % (me + n), 30)])
+
+for name in ('beside', 'beside again'):
+  met, thread = [], threading.Thread(target=beside)
+  thread.start()
+  if me == 0:
+    thread.join()
+  out(name, [x.decode() for x in exchange('main', b'%d' % me, 30)])
+  thread.join()
+  out(f'{name}: thread', met)
+
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
 for step in range(4):
@@ -239,6 +254,12 @@ def test_exchange_is_whole_in_order_and_leaves_nothing(outputs):
   assert outputs['empty'] == [[2, 0]] * 2
   for keys in outputs['stored']:  # at meeting 4, perhaps before 3 is gone
     assert keys and {key.split('/')[1] for key in keys} <= {'3', '4', '5'}
+
+
+def test_threads_meet_beside_the_main_thread(outputs):
+  for name in ('beside', 'beside again'):
+    assert outputs[name] == [['0', '1']] * 2
+    assert outputs[f'{name}: thread'] == [[['0', '1'], ['1', '2']]] * 2
 
 
 def test_agree_returns_or_names_both_values_on_both_sides(outputs):

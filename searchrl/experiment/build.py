@@ -28,6 +28,7 @@ from searchrl.rl import algorithms
 from searchrl.rl import contexts
 from searchrl.rollouts import collect
 from searchrl.rollouts import scoring
+from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import alerts
 from searchrl.runtime import lockstep as locksteps
@@ -107,8 +108,9 @@ def build(config, folder: pathlib.Path) -> Experiment:
   with progress.phase('Starting the devices'):
     mesh, onto = meshes.divided(
         config.train.rollout_devices, config.rollout.tensor, **config.mesh)
-  config_checks.check_staleness(
-      config.train.max_staleness, recipe, processes.count())
+  config_checks.check_processes_ahead(
+      config, processes.count(), weight_sync.spans_processes(
+          onto, config.rollout.tensor))
   sampler, params = policy.build(
       config, mesh, folder=model, onto=onto if onto is not mesh else None)
   name = tested_attention(config, sampler.shape, mesh)

@@ -167,7 +167,7 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
 
   A warm-up that is longer than the run is legal, but gives a warning.
   """
-  check_staleness(config.train.max_staleness, algorithm, 1)
+  _check_staleness(config.train.max_staleness, algorithm)
   _check_rollout_devices(config.train, config.rollout.tensor)
   updates = config.train.num_steps * config.learner.minibatches
   _check_optimizer('optimizer', config.optimizer, updates)
@@ -219,24 +219,38 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
        "rollout.truncation='renormalise'."))
 
 
-def check_staleness(staleness: int, algorithm: algorithms.Algorithm,
-                    count: int) -> None:
-  """Raises a ValueError if rollouts cannot be asynchronous.
-
-  Args:
-    staleness: Value of config.train.max_staleness.
-    algorithm: Algorithm of the run.
-    count: Number of processes.
-  """
+def _check_staleness(staleness: int, algorithm: algorithms.Algorithm) -> None:
+  """Raises a ValueError if rollouts cannot be asynchronous."""
   _refuse(
       (staleness and algorithm.one_update,
        'train.max_staleness must be 0 for an algorithm without an importance '
        f'ratio, but is {staleness}: another policy samples than is trained. '
-       'Set it to 0, or choose a recipe with a ratio.'),
-      (staleness and count > 1,
-       'train.max_staleness must be 0 with several processes, whose threads '
-       'could exchange messages in different orders, but is '
-       f'{staleness} with {count}. Set it to 0, or start one process.'))
+       'Set it to 0, or choose a recipe with a ratio.'))
+
+
+def check_processes_ahead(config, count: int, together: bool) -> None:
+  """Raises a ValueError if several processes cannot sample ahead of training.
+
+  A thread samples then, and may start no programs that span processes: their
+  order could differ between processes.
+
+  Args:
+    config: Config of a run.
+    count: Number of processes.
+    together: Whether a copy of the sampler's weights spans processes.
+  """
+  staleness = config.train.max_staleness
+  spec = searches.spec(config.search)
+  _refuse(
+      (staleness and together,
+       'train.max_staleness must be 0 where rollout.tensor='
+       f'{config.rollout.tensor} devices of several processes share a copy of '
+       f'the weights, but is {staleness}. Set it to 0, or lower '
+       'rollout.tensor.'),
+      (staleness and count > 1 and spec.is_joint,
+       "train.max_staleness must be 0 where several processes search an index "
+       f"with backend='mesh' together, but is {staleness}. Set it to 0, or "
+       'choose another backend.'))
 
 
 def _check_rollout_devices(train: Any, tensor: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import math
 import os
 import pathlib
 from typing import Any
@@ -123,8 +124,8 @@ def _follows(config, name: str) -> bool:
   """Returns whether the memory chooses a field of the rollouts."""
   return bool({'learner', 'rejection'} & {*config}) and (
       name in dict(rules.unset(config))) and (
-          bool(config.plan.devices) or jax.default_backend() != 'cpu') and (
-              not model_folders.is_tiny(config.model.path))
+          not model_folders.is_tiny(config.model.path)) and (
+              bool(config.plan.devices) or jax.default_backend() != 'cpu')
 
 
 def _tensor(config) -> int:
@@ -183,19 +184,30 @@ def _remat(config) -> tuple[str, int]:
 def _trial(config) -> tuple[Any, int, int]:
   """Returns a copy of the config for trials, and two numbers.
 
-  They are the number of ways in which rows are split, and of devices.
+  They are the number of ways in which rows are split, and of devices that
+  sample.
   """
   trial = copy.deepcopy(config)
   trial.unlock()
   trial.plan.compile = False
-  mesh = _devices(trial)[1]
-  return trial, meshes.ways(mesh, 'batch'), (
-      _rollout_devices(config) or mesh.size)
+  kind, mesh, _ = _devices(trial)
+  return trial, meshes.ways(mesh, 'batch'), math.prod(
+      _samplers(config, mesh, kind))
 
 
 def _rollout_devices(config) -> int:
-  """Returns the number of devices that only sample."""
+  """Returns the number of devices of a process that only sample."""
   return config.get('train', {}).get('rollout_devices', 0)
+
+
+def _samplers(config, mesh, kind) -> tuple[int, int]:
+  """Returns how many devices of a process sample, and the processes.
+
+  The mesh is that of the devices that train.
+  """
+  apart = _rollout_devices(config)
+  return apart or min(kind.a_process, mesh.size), max(
+      mesh.size // (kind.a_process - apart), 1)
 
 
 def _has_room(plan: Plan) -> bool:
@@ -214,16 +226,15 @@ def _rollouts(config, shape, mesh, kind
   if 'rollout' not in config:
     return rollout_memory.NONE, (), {}, {}
   apart = _rollout_devices(config)
-  count = apart + mesh.size if apart else mesh.size
-  a_process = apart or min(kind.a_process, count)
-  processes = 1 if apart else count // a_process
+  a_process, processes = _samplers(config, mesh, kind)
+  trains = mesh.size // processes  # devices of a process
   engine = functools.partial(
       rollout_memory.estimated, config, shape, kind, a_process, processes)
   chosen = engine(config.rollout.tensor)
   engines = tuple(
       engine(tensor) for tensor in range(1, a_process + 1)
       if not (shape.num_key_value_heads % tensor or a_process % tensor or
-              apart and mesh.size % tensor or
+              trains % tensor or
               config.rollout.max_num_seqs // processes
               % (a_process // tensor)))
   holds = {_cache_label(config, processes): chosen.cache}
@@ -231,7 +242,7 @@ def _rollouts(config, shape, mesh, kind
   if chosen.frozen:
     holds[f'frozen weights of rollouts, {config.rollout.dtype}'] = chosen.frozen
   return chosen, engines, holds, _index_of_search(
-      config, count // processes, processes, kind)
+      config, trains + apart, processes, kind)
 
 
 def resolved(config) -> Any:
@@ -297,30 +308,29 @@ def _devices(config):
   trains; devices that only sample are not in it.
 
   Raises:
-    ValueError: The devices have no such mesh, or belong to several processes
-      although some of them only sample.
+    ValueError: The devices have no such mesh.
   """
   apart = _rollout_devices(config)
-  shown = f', of which {apart} sample' if apart else ''
+  tensor = config.get('rollout', {}).get('tensor', 1)
+  shown = lambda processes: (
+      f', of which {apart * processes} sample' if apart else '')
   if not config.plan.devices:
-    local = meshes.all_devices()
+    local, processes = meshes.all_devices(), jax.process_count()
     stats = local[0].memory_stats() or {}
     gib = stats.get('bytes_limit', _host_memory() / len(local)) / GIB
-    kind = devices_lib.Kind(local[0].device_kind, gib, len(local))
-    mesh, _ = meshes.divided(apart, config.get('rollout', {}).get('tensor', 1),
-                             **config.mesh)
-    return kind, mesh, f'{len(local)} x {kind.name}, here{shown}'
+    kind = devices_lib.Kind(
+        local[0].device_kind, gib, len(local) // processes)
+    mesh, _ = meshes.divided(apart, tensor, **config.mesh)
+    return kind, mesh, f'{len(local)} x {kind.name}, here{shown(processes)}'
   kind, count = devices_lib.parse(config.plan.devices)
-  trains = meshes.trains(count, apart, config.get('rollout', {}).get('tensor'))
-  if apart and count > kind.a_process:
-    raise ValueError(
-        'train.rollout_devices must be 0 with several processes, but is '
-        f'{apart} on {count} devices, of which a process has {kind.a_process}. '
-        'Set it to 0, or plan.devices to those of one process.')
+  a_process = min(kind.a_process, count)
+  processes = count // a_process
+  meshes.trains(a_process, apart, tensor)  # raises
+  trains = count - apart * processes
   targets = config.plan.compile and devices_lib.to_compile_for(kind, trains)
   mesh = meshes.make(**config.mesh, devices=targets) if targets else (
       meshes.abstract(trains, **config.mesh))
-  return kind, mesh, f'{count} x {kind.name}{shown}'
+  return kind, mesh, f'{count} x {kind.name}{shown(processes)}'
 
 
 def _host_memory() -> int:

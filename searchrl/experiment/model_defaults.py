@@ -265,11 +265,13 @@ def _rate(model: Any) -> float:
 def _machine(config, devices: str) -> tuple[bool, int]:
   """Returns whether the devices are CPUs, and the number of weights' copies."""
   if devices:
-    on_cpu, count = False, devices_lib.parse(devices)[1]
+    on_cpu, (kind, count) = False, devices_lib.parse(devices)
+    processes = max(count // kind.a_process, 1)
   else:
     on_cpu = jax.default_backend() == 'cpu'
-    count = len(meshes.all_devices())
-  count = config.get('train', {}).get('rollout_devices') or count
+    count, processes = len(meshes.all_devices()), jax.process_count()
+  apart = config.get('train', {}).get('rollout_devices', 0)
+  count = apart * processes or count
   return on_cpu, max(count // config.rollout.tensor, 1)
 
 

@@ -68,12 +68,12 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
       On CPUs, products of few rows round differently. Each copy of the weights
       then keeps `engines.ONE_KIND` slots, or all if it has fewer.
     folder: Model directory of the config, if it has been read.
-    onto: Mesh of the devices that sample, if they are others.
+    onto: Mesh of this process's devices that sample, if they are others.
   """
   options = config.rollout
   slots, cache_tokens = options.max_num_seqs, options.cache_tokens
   if limit is not None:
-    copies = max((mesh if onto is None else onto).size // options.tensor, 1)
+    copies = max(_sampling_devices(mesh, onto) // options.tensor, 1)
     if alike:
       limit = max(limit, engines.ONE_KIND * copies)
     slots = -(-min(limit, slots) // copies) * copies
@@ -86,7 +86,12 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
       attention=options.attention,
       cache_tokens=cache_tokens,
       tensor=options.tensor, schedule=schedule(
-          mesh, options, is_remote=searches.spec(config.search).is_remote))
+          onto or mesh, options, is_remote=searches.spec(config.search).is_remote))
+
+
+def _sampling_devices(mesh: Mesh, onto: Mesh | None) -> int:
+  """Returns the number of devices that sample, over all processes."""
+  return mesh.size if onto is None else onto.size * processes.count()
 
 
 def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
@@ -145,7 +150,7 @@ def load(
     length: Largest number of tokens of a conversation.
     budgets: Limits of a conversation.
     mesh: Mesh of all processes.
-    onto: Mesh of the devices that sample. None: those of `mesh`.
+    onto: Mesh of this process's devices that sample. None: those of `mesh`.
     dtype: Dtype of the params.
     engine_dtype: Dtype of the engine's weights, activations and cache.
     attention: Attention of the engine; see `layouts.resolve`.
@@ -171,7 +176,7 @@ def load(
   sync = weight_sync.WeightSync(
       mesh, transformer.logical_axes(shape), shape.num_hidden_layers,
       tensor=tensor, dtype=engine_dtype, onto=onto)
-  devices = (mesh if onto is None else onto).size
+  devices = _sampling_devices(mesh, onto)
   copies = devices // tensor
   if slots % copies:
     raise ValueError(

@@ -7,6 +7,10 @@ samples a step does not depend on timing, so two runs with one seed are equal.
 Each trajectory carries the step of its policy, and importance ratios divide by
 that policy's log-probs. A checkpoint includes the samples in flight, so a
 resumed run ends with the same bits as an uninterrupted one.
+
+With several processes, the threads of all of them sample the same steps in the
+same order, and exchange the results. They start no programs that span
+processes; only the learner's threads do.
 """
 
 from collections.abc import Callable
@@ -17,6 +21,7 @@ from typing import Any
 
 from searchrl.rollouts.collect import Collected, Progress
 from searchrl.rollouts.weight_sync import Synced
+from searchrl.runtime import processes
 
 # (weights, progress of the sampling, policy step) -> groups and metrics
 Collect = Callable[[Synced, Progress, int], Collected]
@@ -42,7 +47,8 @@ class AsyncRollouts:
     self._collect, self._snapshot = collect, snapshot
     self._max_staleness, self._last_step = max_staleness, last_step
     self._pool = concurrent.futures.ThreadPoolExecutor(
-        1, thread_name_prefix='rollouts')
+        1, thread_name_prefix='rollouts', initializer=processes.channel,
+        initargs=('rollouts',))
     self._in_flight: collections.deque[concurrent.futures.Future[Collected]] = (
         collections.deque())
     # The sampling thread's progress; None: it has not begun.
@@ -76,9 +82,10 @@ class AsyncRollouts:
         sampling.result() for sampling in self._in_flight))
 
   def restart(self) -> None:
-    """Waits for the running step and drops all samples that were not taken."""
-    for sampling in self._in_flight:
-      sampling.cancel()
+    """Waits for the samples in flight and drops them.
+
+    Nothing is cancelled, as another process may have begun to sample it.
+    """
     concurrent.futures.wait(self._in_flight)
     self._in_flight.clear()
     self._sampled = None

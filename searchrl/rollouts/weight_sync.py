@@ -14,8 +14,8 @@ All processes take part in a sync. Afterwards each samples on its own devices at
 its own pace. If a model is too large for the devices of one process, all
 processes sample in lockstep instead.
 
-If other devices sample than train, the program runs on those that train. Its
-results are then copied from device to device.
+If other devices sample than train, the program runs on those that train. Each
+process then copies its results from device to device.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import numpy as np
 from searchrl.models.inference import slots
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
 from searchrl.runtime import progress
 
 _PIECE = 8e6  # bytes per device: a matrix's gathered pieces are at most this
@@ -43,12 +44,15 @@ _SMALL = 1e6  # bytes per device: matrices up to this size are gathered whole
 _ALIGNED = 128  # unit of a piece's length, so that it is whole tiles of a TPU
 
 
-def spans_processes(mesh: Mesh, tensor: int) -> bool:
+def spans_processes(mesh: Mesh, tensor: int, experts: int | None = None
+                   ) -> bool:
   """Returns whether devices that share a copy belong to several processes.
 
   Args:
     mesh: Mesh of all processes.
     tensor: Number of devices that share one copy of the weights.
+    experts: Number of such copies that share the experts. None: as many as
+      `runtime.mesh.expert_ways` says.
 
   Raises:
     ValueError: The size of the mesh is not a multiple of `tensor`.
@@ -56,9 +60,9 @@ def spans_processes(mesh: Mesh, tensor: int) -> bool:
   if mesh.size % tensor:
     raise ValueError(
         f'rollout.tensor must divide the {mesh.size} devices, but is {tensor}.')
+  experts = experts or meshes.expert_ways(mesh, tensor)
   return any(len({device.process_index for device in sharing}) > 1
-             for sharing in mesh.devices.reshape(
-                 -1, meshes.expert_ways(mesh, tensor) * tensor))
+             for sharing in mesh.devices.reshape(-1, experts * tensor))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,27 +91,34 @@ class WeightSync:
     layers: Number of layers.
     tensor: Number of devices that share one copy of the weights.
     dtype: Dtype of the copy.
-    onto: Mesh of the devices that sample. None: those of `mesh`.
+    onto: Mesh of this process's devices that sample. None: those of `mesh`.
 
   Attributes:
     together: True if a copy spans processes, so that they are one engine.
     mesh: Mesh of the engine's devices: this process's, or all if `together`.
 
   Raises:
-    ValueError: The number of devices is not a multiple of `tensor`.
+    ValueError: The number of devices is not a multiple of `tensor`, or a copy
+      would span processes although other devices sample than train.
   """
 
   def __init__(self, mesh: Mesh, axes: Any, layers: int, *, tensor: int = 1,
                dtype: str = 'float32', onto: Mesh | None = None):
-    self.together = spans_processes(mesh, tensor)
     # In the learner's order, so that one program can have both meshes.
     experts = meshes.expert_ways(mesh, tensor)
     if onto is not None:
-      experts = math.gcd(experts, onto.size // tensor)
+      experts = math.gcd(experts, onto.size // tensor,
+                         len(mesh.local_devices) // tensor)
+    self.together = spans_processes(mesh, tensor, experts)
+    if onto is not None and self.together:
+      raise ValueError(
+          'train.rollout_devices must be 0 where devices of several processes '
+          f'share a copy of the weights, as by rollout.tensor={tensor}. Set it '
+          'to 0, or lower rollout.tensor.')
     arranged = functools.partial(
         meshes.in_order, data=-1, expert=experts, tensor=tensor)
     whole = arranged(mesh.devices)
-    self.mesh = whole if self.together else meshes.local(whole)
+    self._source = whole if self.together else meshes.local(whole)
     self._shardings = meshes.shardings(whole, axes)
     layered = slots.unstacked_axes(axes, layers)
     target = meshes.shardings(whole, layered)
@@ -117,10 +128,9 @@ class WeightSync:
             _moved, source=meshes.shardings(mesh, layered), target=target,
             dtype=dtype, pieces=_pieces_on(mesh.devices.flat[0].platform)),
                 out_shardings=target), mesh)
-    self._is_whole, self._onto = self.mesh is whole, None
-    if onto is not None:
-      self.mesh = arranged(onto.devices)
-      self._onto = meshes.shardings(self.mesh, layered)
+    self.mesh = self._source if onto is None else arranged(onto.devices)
+    self._is_whole = self._source is whole
+    self._onto = onto and meshes.shardings(self.mesh, layered)
 
   def __call__(self, params: Any) -> Synced:
     """Returns the engine's weights, once they are on its devices."""
@@ -128,19 +138,20 @@ class WeightSync:
     with progress.phase('Copying the weights to the sampler'):
       weights = self._move(
           jax.tree.map(_on_devices_of, params, self._shardings))
-      if self._onto is not None:
+      written = sum(map(_bytes_of, jax.tree.leaves(weights)))
+      if not self._is_whole:
+        weights = jax.tree.map(self._mine, weights)
+      if self._onto:
         weights = jax.device_put(weights, self._onto)
+        written = processes.count() * sum(
+            map(_bytes_of, jax.tree.leaves(weights)))
       jax.block_until_ready(weights)
-    secs = time.perf_counter() - start
-    written = sum(map(_bytes_of, jax.tree.leaves(weights)))
-    if not self._is_whole:
-      weights = jax.tree.map(self._mine, weights)
-    return Synced(weights, written, secs)
+    return Synced(weights, written, time.perf_counter() - start)
 
   def _mine(self, leaf: Any) -> jax.Array:
     """Returns the same buffers as an array on this process's devices alone."""
     return jax.make_array_from_single_device_arrays(
-        leaf.shape, NamedSharding(self.mesh, leaf.sharding.spec),
+        leaf.shape, NamedSharding(self._source, leaf.sharding.spec),
         [shard.data for shard in leaf.addressable_shards])
 
 

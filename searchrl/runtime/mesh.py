@@ -86,12 +86,12 @@ def make(
 
 def divided(rollout_devices: int, copy: int, **sizes: Any
            ) -> tuple[Mesh, Mesh]:
-  """Returns the mesh that trains and the mesh that samples.
+  """Returns the mesh that trains and this process's mesh that samples.
 
   They are one mesh of all devices if `rollout_devices` is 0.
 
   Args:
-    rollout_devices: Number of devices, the last ones, that only sample.
+    rollout_devices: Number of the last devices of each process; they sample.
     copy: Number of devices that share a copy of the sampler's weights.
     **sizes: Sizes of the axes of the mesh that trains, as in `make`.
 
@@ -102,13 +102,15 @@ def divided(rollout_devices: int, copy: int, **sizes: Any
     mesh = make(**sizes)
     return mesh, mesh
   devices = all_devices()
-  count = trains(len(devices), rollout_devices, copy)
-  return make(**sizes, devices=devices[:count]), make(
-      tensor=copy, devices=devices[count:])
+  mine = [x for x in devices if x.process_index == jax.process_index()]
+  count = trains(len(mine), rollout_devices, copy)
+  training = [x for i, x in enumerate(devices) if i % len(mine) < count]
+  return make(**sizes, devices=training), make(
+      tensor=copy, devices=mine[count:])
 
 
 def trains(count: int, rollout_devices: int, copy: int) -> int:
-  """Returns how many of `count` devices train; see `divided`.
+  """Returns how many of a process's `count` devices train; see `divided`.
 
   Raises:
     ValueError: The rest of the devices cannot train.
@@ -117,7 +119,7 @@ def trains(count: int, rollout_devices: int, copy: int) -> int:
   if rollout_devices and (rest < 1 or rest % copy):
     raise ValueError(
         'train.rollout_devices must leave a multiple of rollout.tensor='
-        f'{copy} of the {count} devices for training, but is '
+        f"{copy} of a process's {count} devices for training, but is "
         f'{rollout_devices}. Lower it, or set it to 0, so that all devices '
         'do both.')
   return rest
@@ -356,9 +358,9 @@ def _arranged(devices: Sequence[Any], data: int, fsdp: int, tensor: int
 
   jax.make_mesh refuses several GPU hosts, and splits no axes of a TPU's torus.
   """
-  if devices[0].platform != 'tpu':
-    return np.array(devices).reshape(data, fsdp, tensor)
   slices = _slices(devices)
+  if devices[0].platform != 'tpu' or slices == 1 and _have_holes(devices):
+    return np.reshape(devices, (data, fsdp, tensor))
   if slices == 1:
     return mesh_utils.create_device_mesh(
         (data, fsdp, tensor), devices, allow_split_physical_axes=True)
@@ -372,6 +374,12 @@ def _arranged(devices: Sequence[Any], data: int, fsdp: int, tensor: int
   return mesh_utils.create_hybrid_device_mesh(
       (data // outer[0], fsdp // outer[1], tensor), outer, devices,
       allow_split_physical_axes=True)
+
+
+def _have_holes(devices: Sequence[Any]) -> bool:
+  """Returns whether other chips are between the chips of a TPU."""
+  places = np.array([(*chip.coords, chip.core_on_chip) for chip in devices])
+  return math.prod(np.ptp(places, axis=0) + 1) != len(devices)
 
 
 def _slices(devices: Sequence[Any]) -> int:

@@ -5,18 +5,21 @@
 A meeting is a point at which all processes wait for each other and exchange
 data. It uses the key-value store of jax's coordination service on the hosts. No
 device takes part, so that a meeting is possible before the first program and
-has a timeout. All processes must call these functions in the same order, each
-from one thread. If they do not, an error names the processes and the `tag` of
-their meetings. With one process, these functions cost nothing and use no
+has a timeout. All processes must call these functions in the same order. If
+they do not, an error names the processes and the `tag` of their meetings. A
+thread that meets the same thread of the other processes beside the main thread
+needs a `channel`. With one process, these functions cost nothing and use no
 device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import itertools
 import json
 import os
+import threading
 from typing import Any
 import zlib
 
@@ -39,9 +42,32 @@ _PIECE = 1 << 20  # bytes per key; a message must stay below 2 GiB
 _REFUSALS = {kind.__name__: kind for kind in (  # the first match is used
     FileNotFoundError, OSError, ValueError)}
 
-_numbers = itertools.count()  # numbers of meetings, equal on all processes
-_stale: list[str] = []  # keys of meetings that a process may still read
-_failed: list[str] = []  # tags of timed-out meetings; in the end equal on all
+
+
+@dataclasses.dataclass(frozen=True)
+class _Channel:
+  """Meetings that are ordered among themselves."""
+
+  name: str
+  # Numbers of meetings, equal on all processes.
+  numbers: Any = dataclasses.field(default_factory=itertools.count)
+  # Keys of meetings that a process may still read.
+  stale: list[str] = dataclasses.field(default_factory=list)
+  # Tags of timed-out meetings; in the end equal on all processes.
+  failed: list[str] = dataclasses.field(default_factory=list)
+
+
+_MAIN = _Channel('searchrl')
+_channels: dict[str, _Channel] = {}
+_of_thread = threading.local()
+
+
+def channel(name: str) -> None:
+  """Gives the calling thread meetings that others' meetings do not order.
+
+  Only one thread of each process may use a channel at a time.
+  """
+  _of_thread.channel = _channels.setdefault(name, _Channel(f'searchrl/{name}'))
 
 
 def initialize(environ: Mapping[str, str] = os.environ) -> None:
@@ -215,26 +241,27 @@ def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
   if count() == 1:
     return [(tag, payload)]
   client: Any = distributed.global_state.client
-  folder = f'searchrl/{next(_numbers)}'
+  own = getattr(_of_thread, 'channel', _MAIN)
+  folder = f'{own.name}/{next(own.numbers)}'
   packed = zlib.compress(payload, 1)
-  _stale.append(folder)
+  own.stale.append(folder)
   for start in range(_INLINE, len(packed), _PIECE):
     client.key_value_set_bytes(f'{folder}/rest/{index()}/{start}',
                                packed[start:start + _PIECE])
   head = json.dumps([tag, len(packed)]).encode() + b'\n'
   head += packed[:_INLINE]
   client.key_value_set_bytes(f'{folder}/head/{index()}', head)
-  _wait(client, tag, f'{folder}/head/', timeout_secs)
-  _forget_meetings_before(client, folder)
+  _wait(client, own, tag, f'{folder}/head/', timeout_secs)
+  _forget_meetings_before(client, own, folder)
   heads = dict(client.key_value_dir_get_bytes(f'{folder}/head/'))
   return [_unpack(client, folder, i, heads[f'{folder}/head/{i}'])
           for i in range(count())]
 
 
-def _forget_meetings_before(client: Any, folder: str) -> None:
+def _forget_meetings_before(client: Any, own: _Channel, folder: str) -> None:
   """Deletes the data of earlier meetings, which all processes have left."""
-  while _stale[0] != folder:
-    old = _stale.pop(0)
+  while own.stale[0] != folder:
+    old = own.stale.pop(0)
     if is_first():
       client.key_value_delete(f'{old}/')
 
@@ -250,18 +277,20 @@ def _unpack(client: Any, folder: str, process: int, entry: bytes
   return tag, zlib.decompress(packed)
 
 
-def _wait(client: Any, tag: str, heads: str, timeout_secs: float) -> None:
+def _wait(client: Any, own: _Channel, tag: str, heads: str,
+          timeout_secs: float) -> None:
   """Waits at a barrier.
 
   Raises:
     TimeoutError: A process is missing; the message names it.
   """
   try:  # A barrier's name is never freed, so it is used again until it fails.
-    client.wait_at_barrier(f'searchrl/{len(_failed)}', int(timeout_secs * 1000))
+    client.wait_at_barrier(
+        f'{own.name}/{len(own.failed)}', int(timeout_secs * 1000))
   except jax.errors.JaxRuntimeError as error:
     if 'DEADLINE_EXCEEDED' not in str(error):
       raise
-    _failed.append(tag)
+    own.failed.append(tag)
     arrived = {key for key, _ in client.key_value_dir_get_bytes(heads)}
     missing = [i for i in range(count()) if f'{heads}{i}' not in arrived]
     raise TimeoutError(
