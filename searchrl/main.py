@@ -41,6 +41,7 @@ from searchrl.runtime import log
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import run_store
+from searchrl.runtime import watchdog
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -84,13 +85,23 @@ def _exit_codes(workdir: str) -> Iterator[None]:
     signals.ignore_more()
     processes.say(str(stop))
     sys.exit(signals.EXIT_CODE)
+  except processes.Left as left:
+    signals.ignore_more()
+    signals.say(str(left))
+    sys.exit(left.code)
   except KeyboardInterrupt as error:
     signals.ignore_more()
     by = 'SIGTERM' if isinstance(error, signals.Terminated) else 'Ctrl-C'
     processes.say(f'Ended by {by}. What {workdir} holds is whole; run the same '
                   'command to go on.')
+    if not processes.leave(signals.EXIT_CODE):
+      os._exit(signals.EXIT_CODE)  # would wait for processes that wait for it
     sys.exit(signals.EXIT_CODE)
   except (ValueError, OSError) as error:
+    if isinstance(error, TimeoutError) and processes.count() > 1:
+      signals.say(f'{type(error).__name__}: {error}')
+      sys.exit(watchdog.EXIT_CODE)  # a process is late, or hangs
+    processes.leave(1)
     is_nameless = isinstance(error, OSError) and error.errno and (
         not error.filename)  # such as a full disk
     _refuse(error, f', in a run whose folder is {workdir}' * bool(is_nameless))

@@ -390,6 +390,7 @@ def test_two_processes_save_fall_back_and_agree(tmp_path):
   code = '''
       import pathlib, sys
       import jax, jax.numpy as jnp, numpy as np
+      from jax.experimental import multihost_utils
       from searchrl.runtime import checkpoint
       from searchrl.runtime import mesh as mesh_lib
 
@@ -413,6 +414,16 @@ def test_two_processes_save_fall_back_and_agree(tmp_path):
       step, state, extra = checkpoint.restore(
           directory, state_of(0, fsdp=2, tensor=2), warn=lambda message: None)
       print('RESULT', step, extra, checkpoint.digest(state))
+      # Each host has all parts of these, which are therefore not gathered.
+      gather, calls = multihost_utils.process_allgather, []
+      multihost_utils.process_allgather = lambda x, **options: (
+          calls.append(x.size) or gather(x, **options))
+      for step, sizes in ((3, dict(data=2, fsdp=2)), (4, dict(data=4))):
+        state = state_of(step, **sizes)
+        calls.clear()  # device_put compares what it is given by a gather
+        checkpoint.save(directory, step, state, {})
+        _, state, _ = checkpoint.restore(directory, state, at=step)
+        print('WHOLE', step, checkpoint.digest(state), max(calls))
       '''
   children = [run_python(
       code, tmp_path, port, rank,
@@ -421,8 +432,11 @@ def test_two_processes_save_fall_back_and_agree(tmp_path):
   x = np.arange(32, dtype=np.float32).reshape(4, 8) + 1
   want = f"RESULT 1 {{'s': 1}} {checkpoint.digest({'x': x})}"
   assert all(want in output for output in outputs), '\n'.join(outputs)
-  assert sorted(p.name for p in tmp_path.iterdir()) == ['1', '2.corrupt']
-  seal = json.loads((tmp_path / '1/integrity.json').read_text())
+  for step in (3, 4):
+    want = f"WHOLE {step} {checkpoint.digest({'x': x - 1 + step})} 1"
+    assert all(want in output for output in outputs), '\n'.join(outputs)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['2.corrupt', '3', '4']
+  seal = json.loads((tmp_path / '3/integrity.json').read_text())
   assert seal['leaves']['x']['array'] == 'float32[4, 8]'
 
 

@@ -196,6 +196,54 @@ def test_sigterm_to_one_process_ends_all_at_the_same_step(runs):
   assert f'Resumed at step {step} of ' in resumed.stderr
 
 
+def _disturbed(folder, number, victim, wait, count=2):
+  """What became of a run with a signal to a process, and of its repetition."""
+  arguments = (*ARGUMENTS, '--config.train.checkpoint_every=1',
+               f'--workdir={folder}')
+  options = dict(devices=4 // count, env={'NPROC': '4'})
+  with loopback.start(
+      count, 'searchrl.main', *arguments, **options) as group:
+    wait(group)
+    group.popen[victim].send_signal(number)
+    ends = group.wait(PATIENCE)
+  return ends, loopback.run(
+      count, 'searchrl.main', *arguments, timeout=PATIENCE, **options)
+
+
+@pytest.mark.parametrize('count, victim', [
+    (2, 1), pytest.param(2, 0, marks=pytest.mark.long),
+    pytest.param(4, 3, marks=pytest.mark.long)])
+def test_others_end_without_a_lost_process_and_the_next_run_ends_alike(
+    tmp_path, runs, count, victim):
+  ends, _ = _disturbed(
+      tmp_path, signal.SIGKILL, victim,
+      lambda group: _wait_for_step(1, tmp_path / metrics.FILE, group), count)
+  for number, done in enumerate(ends):  # jax ends them; a shell says 134
+    assert done.returncode == (
+        -signal.SIGKILL if number == victim else -signal.SIGABRT), done.stderr
+    assert number == victim or 'another task died' in done.stderr
+  lines, alone = (train_test.lines(folder)
+                  for folder in (tmp_path, runs.folder[1]))
+  assert [line['training/global_step'] for line in lines] == [1, 2, 3]
+  assert [line['critic/score/mean'] for line in lines] == [
+      line['critic/score/mean'] for line in alone]
+  assert train_test.state_digest(tmp_path) == train_test.state_digest(
+      runs.folder[1])
+
+
+def test_sigterm_before_the_first_step_ends_all(tmp_path, runs):
+  def wait(group):
+    while not (tmp_path / 'checkpoints' / '0' / 'integrity.json').exists():
+      assert all(p.poll() is None for p in group.popen), group.logs()
+      time.sleep(0.02)
+
+  ends, _ = _disturbed(tmp_path, signal.SIGTERM, 1, wait)
+  for done in ends:  # all are to be started again, whatever they waited for
+    assert done.returncode in (signals.EXIT_CODE, -signal.SIGABRT), done.stderr
+  assert train_test.state_digest(tmp_path) == train_test.state_digest(
+      runs.folder[1])
+
+
 @pytest.mark.long
 def test_two_processes_roll_back_and_end_alike(tmp_path):
   """Each step breaks a rule: back once, and the second time is the end."""

@@ -100,6 +100,7 @@ def test_alone_everything_is_free():
   assert processes.stop_requested_anywhere(True) is True
   assert processes.stop_requested_anywhere(False) is False
   assert processes.share('abc') == 'abc'
+  assert processes.leave(75) is True
   assert processes.on_first('x', lambda: {'a': [1, None]}) == {'a': [1, None]}
   with pytest.raises(FileNotFoundError, match='no such'):
     processes.on_first('x', lambda: _refuse(FileNotFoundError('no such')))
@@ -178,6 +179,19 @@ if me == 0:
 else:
   after('gave up'); out('missing', message(barrier, 'checkpoint', 1))
 out('and on', [x.decode() for x in exchange('a', b'%d' % me, 30)])
+
+def left(tag):  # as process 1 leaves
+  try:
+    return processes.leave(75) if me else exchange(tag, b'', 30)
+  except processes.Left as error:
+    return [str(error), error.code]
+out('left', left('trajectories'))
+out('both leave', processes.leave(1))
+processes._LEAVE_SECS = 1
+if me == 0:
+  out('leaves alone', processes.leave(75)); let('has left')
+else:
+  after('has left'); out('leaves alone', message(barrier, 'x', 1)[:12])
 
 out('share', processes.share('abcde'))
 ran = []
@@ -286,6 +300,15 @@ def test_a_timeout_names_the_missing_and_the_late_one_learns_of_it(outputs):
       'first, but process 1 did not (this is process 0).')
   assert 'TimeoutError' in late and 'the last did not (this is pro' in late
   assert outputs['and on'] == [['0', '1']] * 2
+
+
+def test_a_process_that_leaves_ends_the_meeting_of_the_others(outputs):
+  other, leaver = outputs['left']
+  assert leaver is True
+  text = 'Process 1 has ended early, with exit code 75, and so does this one,'
+  assert other[0].startswith(text) and other[1] == 75
+  assert outputs['both leave'] == [True, True]  # and neither is surprised
+  assert outputs['leaves alone'] == [False, 'TimeoutError']
 
 
 def test_shares_and_what_the_first_alone_does(outputs):

@@ -36,6 +36,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 import orbax.checkpoint as ocp
 
+from searchrl.runtime import array_digests
 from searchrl.runtime import atomic_files
 from searchrl.runtime import run_store
 
@@ -104,10 +105,11 @@ class Saver:
       shutil.rmtree(path, ignore_errors=True)  # left behind by a killed save
       path.mkdir(parents=True)
     _all_agree()
-    copies = {name: _copy(leaf) for name, leaf in leaves.items()}
-    # Arrays that span hosts are gathered now, while all hosts take part.
-    gathered = {name: _describe(leaf) for name, leaf in copies.items()
-                if not leaf.is_fully_addressable}
+    copies = {name: array_digests.copy(leaf) for name, leaf in leaves.items()}
+    # What a host lacks a part of is gathered now, while all hosts take part.
+    gathered = {name: array_digests.describe(leaf)
+                for name, leaf in copies.items()
+                if not array_digests.is_whole_on_each_host(leaf)}
     with _as_os_error(path):
       self._orbax.save(path / _STATE, args=ocp.args.PyTreeSave(copies))
     self._saving = self._thread.submit(
@@ -135,8 +137,8 @@ class Saver:
 
   def _commit(self, step, copies, gathered, extra_text, pinned) -> None:
     """Seals the step once Orbax has written it. Runs in the thread."""
-    described = {name: gathered.get(name) or _describe_host(np.asarray(leaf))
-                 for name, leaf in copies.items()}
+    described = {name: gathered.get(name) or array_digests.describe(leaf)
+                 for name, leaf in copies.items() if jax.process_index() == 0}
     path = self._directory / str(step)
     with _as_os_error(path):
       self._orbax.wait_until_finished()
@@ -238,7 +240,8 @@ def digest(tree: Any) -> str:
   Equal values give equal digests on any mesh. Any flipped bit changes it.
   """
   leaves = _by_path(tree).items()
-  return _sha256(_to_json({name: _describe(leaf) for name, leaf in leaves}))
+  return _sha256(_to_json(
+      {name: array_digests.describe(leaf) for name, leaf in leaves}))
 
 
 def _load(path: pathlib.Path, template: Any, partial: bool
@@ -248,9 +251,11 @@ def _load(path: pathlib.Path, template: Any, partial: bool
   leaves = _by_path(template)
   _check_template(path, leaves, seal['leaves'], partial)
   restored = _read_leaves(path, leaves)
-  for name, leaf in restored.items():
-    if _describe(leaf) != seal['leaves'][name]:
-      raise _Damaged(f'leaf {name} differs from what was saved')
+  damaged = [name for name, leaf in restored.items()
+             if array_digests.describe(leaf) != seal['leaves'][name]]
+  if not _all_agree(not damaged):
+    raise _Damaged(f'leaf {(damaged or ["of another process"])[0]} differs '
+                   'from what was saved')
   return jax.tree.unflatten(
       jax.tree.structure(template), [restored[name] for name in leaves]), extra
 
@@ -392,31 +397,6 @@ def _by_path(tree: Any) -> dict[str, Any]:
     raise ValueError('leaf paths must differ when joined by "/", but two are '
                      'the same. Take the "/" out of the keys.')
   return by_path
-
-
-def _describe(leaf: Any) -> dict[str, str]:
-  """Returns the dtype, shape and SHA-256 of an array."""
-  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-    leaf = multihost_utils.process_allgather(leaf, tiled=True)
-  elif isinstance(leaf, jax.Array):
-    leaf = _copy(leaf)  # an array keeps its host copy as long as it exists
-  return _describe_host(np.asarray(leaf))
-
-
-def _describe_host(x: np.ndarray) -> dict[str, str]:
-  flat = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-  return {'array': f'{x.dtype}{list(x.shape)}',
-          'sha256': hashlib.sha256(flat.data).hexdigest()}
-
-
-def _copy(leaf: jax.Array) -> jax.Array:
-  """Returns a copy with the same layout, in the host's memory if possible."""
-  sharding = leaf.sharding
-  device: Any = next(iter(sharding.device_set))
-  if device.platform != 'cpu' and 'pinned_host' in {
-      memory.kind for memory in device.addressable_memories()}:
-    sharding = sharding.with_memory_kind('pinned_host')
-  return jax.device_put(leaf, sharding, may_alias=False)
 
 
 def _sha256(text: str) -> str:

@@ -38,7 +38,7 @@ class LockstepCheck:
   """
 
   def __init__(self, mode: str = 'phase',
-               timeout_secs: float = processes.TIMEOUT_SECS):
+               timeout_secs: float | None = None):
     if mode not in ('off', 'phase', 'call'):
       raise ValueError(
           "a lockstep check's mode must be 'off', 'phase' or 'call', but is "

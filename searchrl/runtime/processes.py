@@ -31,13 +31,15 @@ from jax._src import distributed
 from searchrl.runtime import log
 from searchrl.runtime import progress
 
-TIMEOUT_SECS = 600  # default for a meeting, since rollouts differ in length
+_meeting_secs = 600  # default for a meeting, since rollouts differ in length
 
 _EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 _SLURM = tuple(f'SLURM_{name}' for name in (  # as read by jax's detection
     'JOB_ID', 'STEP_NODELIST', 'NTASKS', 'PROCID', 'LOCALID'))
 _INLINE = 1 << 14  # bytes sent with the tag; one message has all processes'
 _PIECE = 1 << 20  # bytes per key; a message must stay below 2 GiB
+_LEAVES = 'the early end of a process'  # tag of `leave`
+_LEAVE_SECS = 10  # for which a process that ends early waits for a meeting
 
 _REFUSALS = {kind.__name__: kind for kind in (  # the first match is used
     FileNotFoundError, OSError, ValueError)}
@@ -70,6 +72,16 @@ def channel(name: str) -> None:
   _of_thread.channel = _channels.setdefault(name, _Channel(f'searchrl/{name}'))
 
 
+class Left(Exception):
+  """Error: another process has ended early, with the exit code `code`."""
+
+  def __init__(self, process: int, code: int):
+    super().__init__(
+        f'Process {process} has ended early, with exit code {code}, and so '
+        f'does this one, process {index()}. What is saved is whole.')
+    self.code = code
+
+
 def initialize(environ: Mapping[str, str] = os.environ) -> None:
   """Starts `jax.distributed` if the environment asks for it.
 
@@ -79,10 +91,11 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
   of several hosts.
 
   The timeouts are SEARCHRL_START_SECS (300), SEARCHRL_HEARTBEAT_SECS (100, the
-  time after which the others end when a process has died) and
-  SEARCHRL_SHUTDOWN_SECS (300). A coordinator on a loopback address listens only
-  there. Under SLURM, jax gives each task one GPU. JAX_LOCAL_DEVICE_IDS=0,1,...
-  gives it several.
+  time after which the others end when a process has died),
+  SEARCHRL_MEETING_SECS (600, the time for which a meeting waits for the last
+  process) and SEARCHRL_SHUTDOWN_SECS (300). A coordinator on a loopback address
+  listens only there. Under SLURM, jax gives each task one GPU.
+  JAX_LOCAL_DEVICE_IDS=0,1,... gives it several.
 
   Raises:
     ValueError: Some of the variables are missing, or one has an illegal value.
@@ -101,6 +114,8 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
     jax.config.update('jax_enable_preemption_service', False)
   secs = lambda name, default: _number(
       environ, f'SEARCHRL_{name}_SECS', default)
+  global _meeting_secs
+  _meeting_secs = secs('MEETING', 600)
   jax.distributed.initialize(
       initialization_timeout=secs('START', 300),
       heartbeat_timeout_seconds=secs('HEARTBEAT', 100),
@@ -134,15 +149,17 @@ def is_first() -> bool:
 
 
 def exchange(tag: str, payload: bytes,
-             timeout_secs: float = TIMEOUT_SECS) -> list[bytes]:
+             timeout_secs: float | None = None) -> list[bytes]:
   """Returns every process's bytes, in process order, on every process.
 
   Args:
     tag: Purpose of this meeting. A tag may be used again.
     payload: Bytes of any length. All of them pass through process 0.
-    timeout_secs: Time for which the first process waits for the last.
+    timeout_secs: Time for which the first process waits for the last. None:
+      SEARCHRL_MEETING_SECS.
 
   Raises:
+    Left: Another process has ended early.
     TimeoutError: Some processes did not arrive. It names them and the tag.
     RuntimeError: Processes meet at different tags. Raised on all processes.
   """
@@ -156,7 +173,7 @@ def exchange(tag: str, payload: bytes,
   return [payload for _, payload in meetings]
 
 
-def barrier(tag: str, timeout_secs: float = TIMEOUT_SECS) -> None:
+def barrier(tag: str, timeout_secs: float | None = None) -> None:
   """Waits until every process has called it.
 
   Raises the errors of `exchange`.
@@ -197,7 +214,7 @@ def share(items: Sequence[Any]) -> Sequence[Any]:
 
 
 def on_first(tag: str, function: Callable[[], Any],
-             timeout_secs: float = TIMEOUT_SECS) -> Any:
+             timeout_secs: float | None = None) -> Any:
   """Calls a function on the first process; returns its value on all of them.
 
   Args:
@@ -235,9 +252,29 @@ def stop_requested_anywhere(is_requested: bool) -> bool:
   return any(exchange('stop?', b'1' if is_requested else b''))
 
 
-def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
+def leave(code: int) -> bool:
+  """Tells the others that this process ends early, with an exit code.
+
+  They raise `Left` at the meeting that they wait at, or come to soon.
+
+  Returns:
+    Whether they came to a meeting. If not, they may wait for this process on
+    their devices, and learn of its end by its silence.
+  """
+  try:
+    meet(_LEAVES, str(code).encode(), _LEAVE_SECS)
+  except (TimeoutError, jax.errors.JaxRuntimeError):
+    return False
+  return True
+
+
+def meet(tag: str, payload: bytes, timeout_secs: float | None = None
         ) -> list[tuple[str, bytes]]:
-  """Returns every process's (tag, payload); the tags may differ."""
+  """Returns every process's (tag, payload); the tags may differ.
+
+  Raises:
+    TimeoutError, Left: See `exchange`.
+  """
   if count() == 1:
     return [(tag, payload)]
   client: Any = distributed.global_state.client
@@ -251,11 +288,15 @@ def meet(tag: str, payload: bytes, timeout_secs: float = TIMEOUT_SECS
   head = json.dumps([tag, len(packed)]).encode() + b'\n'
   head += packed[:_INLINE]
   client.key_value_set_bytes(f'{folder}/head/{index()}', head)
-  _wait(client, own, tag, f'{folder}/head/', timeout_secs)
+  _wait(client, own, tag, f'{folder}/head/', timeout_secs or _meeting_secs)
   _forget_meetings_before(client, own, folder)
   heads = dict(client.key_value_dir_get_bytes(f'{folder}/head/'))
-  return [_unpack(client, folder, i, heads[f'{folder}/head/{i}'])
-          for i in range(count())]
+  meetings = [_unpack(client, folder, i, heads[f'{folder}/head/{i}'])
+              for i in range(count())]
+  for process, (other, code) in enumerate(meetings):
+    if other == _LEAVES and tag != _LEAVES:
+      raise Left(process, int(code))
+  return meetings
 
 
 def _forget_meetings_before(client: Any, own: _Channel, folder: str) -> None:

@@ -4,7 +4,7 @@
 
 The exit code is 0 when the job is finished, 75 (EX_TEMPFAIL of sysexits.h) when
 a signal stopped it and the same command resumes it, 70 when the watchdog ended
-it, and 1 after an error.
+it or another process was late, and 1 after an error.
 """
 
 from collections.abc import Callable
