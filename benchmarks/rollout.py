@@ -244,7 +244,7 @@ def measure(bench: Bench, script: Script, way: str) -> dict:
       work['decoded_tokens'] - held, programs=engine.compile())
 
 
-def scanned(params, tokens, positions, cache, tiles, config, layout):
+def scanned(params, tokens, positions, state, tiles, config, layout):
   """`slots._layers` in a scan, with the caches as its xs and ys."""
   x = params['embed']['embedding'][tokens]
 
@@ -254,7 +254,8 @@ def scanned(params, tokens, positions, cache, tiles, config, layout):
         {'params': weights}, x, positions,
         lambda q, k, v: layout.attend(cache, q, k, v, tiles))
 
-  return jax.lax.scan(layer, x, (params['layers'], cache))
+  x, cache = jax.lax.scan(layer, x, (params['layers'], state.cache))
+  return x, dataclasses.replace(state, cache=cache)
 
 
 def decode_by(layers, *args, **options):

@@ -215,6 +215,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       dtype=field('float32', one_of=DTYPES),  # dtype of activations
       # Coefficient of the loss that balances experts.
       router_aux_loss_coef=field(0.0, at_least=0),
+      # True: the policy uses the experts that the sampler chose (R3).
+      router_replay=tracked(False),
   )
   config.mesh = mesh()
   config.train = dict(

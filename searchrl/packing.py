@@ -93,7 +93,7 @@ def layout(rows: Sequence[Sequence[int]],
 
 
 def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
-  """Moves arrays [B] or [B T] of documents into rows [R S] or [R L].
+  """Moves arrays [B] or [B T ...] of documents into rows [R S] or [R L ...].
 
   The leaves of `tree` are host arrays. `rows` comes from `first_fit`, and
   `layout` was made from it. Entries without a document are 0.
@@ -104,6 +104,7 @@ def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
     x = np.asarray(x)
     moved, inside = (x[documents], layout.lengths) if x.ndim == 1 else (
         x[token_documents, layout.positions], layout.segment_ids)
+    inside = inside.reshape(inside.shape + (1,) * (moved.ndim - 2))
     return np.where(inside > 0, moved, x.dtype.type(0))
 
   return jax.tree.map(move, tree)

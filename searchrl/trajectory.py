@@ -204,6 +204,8 @@ class Trajectory:
       default_factory=dict, hash=False)
   turn_rewards: tuple[float | None, ...] | None = None  # see `Scores.turns`
   judge_error: str | None = None  # kind and detail, if its judge failed
+  # Experts of each context's tokens, from `Engine.routing`, if asked for.
+  routing: tuple[np.ndarray, ...] = dataclasses.field(default=(), compare=False)
 
   @property
   def response(self) -> str:
@@ -263,8 +265,9 @@ class Trajectory:
           turn, lead_tokens=(), lead='', opens_context=False))
     return tuple(
         dataclasses.replace(self, prompt_tokens=tokens, prompt=text,
-                            turns=tuple(turns), turn_rewards=None)
-        for (tokens, text), turns in zip(prompts, parts))
+                            turns=tuple(turns), turn_rewards=None,
+                            routing=self.routing[number:number + 1])
+        for number, ((tokens, text), turns) in enumerate(zip(prompts, parts)))
 
   @property
   def is_void(self) -> bool:
@@ -328,6 +331,8 @@ class Batch:
   # Equal for turns that began in the same state: their rows share a baseline
   # and had read the same; in [0, B * T).
   state_ids: Int[Array, 'B T'] | None = None
+  # Experts that the sampler chose, if it recorded them: `Engine.routing`.
+  routing: Int[Array, 'B T X'] | None = None
 
   @property
   def lengths(self) -> Int[Array, 'B']:
@@ -376,18 +381,14 @@ def collate(
   _check(trajectories, group_ids, rows // contexts, length, contexts)
   uids: dict[str, int] = {}
   groups: dict[Any, int] = {}
+  zeros = lambda dtype, *names: {name: np.zeros(rows, dtype) for name in names}
   batch: dict[str, Any] = dict(
       tokens=np.full((rows, length), pad_id, np.int32),
       loss_mask=np.zeros((rows, length), bool),
       behavior_logprobs=np.zeros((rows, length), np.float32),
-      rewards=np.zeros(rows, np.float32),
-      outcome_rewards=np.zeros(rows, np.float32),
-      question_ids=np.zeros(rows, np.int32),
-      group_ids=np.zeros(rows, np.int32),
-      in_baseline=np.zeros(rows, bool),
-      in_loss=np.zeros(rows, bool),
-      on_policy=np.zeros(rows, bool),
-  )
+      **zeros(np.float32, 'rewards', 'outcome_rewards'),
+      **zeros(np.int32, 'question_ids', 'group_ids'),
+      **zeros(bool, 'in_baseline', 'in_loss', 'on_policy'))
   for number, (trajectory, group) in enumerate(zip(trajectories, group_ids)):
     first = number * contexts
     question = uids.setdefault(trajectory.question.uid, len(uids))
@@ -424,8 +425,7 @@ def _check(trajectories, group_ids, count: int, length: int, contexts: int
   if len(trajectories) > count:
     raise ValueError(
         'rows must be at least the number of trajectories, '
-        f'{len(trajectories)}, but is {count}. Raise it, or pack fewer '
-        'trajectories at a time.')
+        f'{len(trajectories)}, but is {count}. Raise it, or pack fewer.')
   if len(group_ids) != len(trajectories):
     raise ValueError(
         f'group_ids must have one entry a trajectory, {len(trajectories)}, but '
@@ -445,6 +445,5 @@ def _check(trajectories, group_ids, count: int, length: int, contexts: int
     if problem:
       raise ValueError(
           'every trajectory must be finished and scored, with at most '
-          f'{length} tokens, but that of question '
-          f'{trajectory.question.uid!r}, sample {trajectory.sample}, '
-          f'{problem}.')
+          f'{length} tokens, but that of question {trajectory.question.uid!r}, '
+          f'sample {trajectory.sample}, {problem}.')

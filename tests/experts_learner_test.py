@@ -13,6 +13,7 @@ import optax
 import pytest
 import tiny
 
+from searchrl.models import attention
 from searchrl.models import experts
 from searchrl.models import lora as loras
 from searchrl.models import policy_logprobs
@@ -50,24 +51,24 @@ def make(mesh, **options):
   return learners.make(CONFIG, ALGORITHM, optax.sgd(0.1), mesh, **options)
 
 
-def updated(params, mesh, **options):
+def updated(params, mesh, batch=None, **options):
   learner = make(mesh, **options)
   state = learner.init(params)
-  scored = learner.score(state, learning.ragged_batch(), params)
+  scored = learner.score(state, batch or learning.ragged_batch(), params)
   result = learner.update(state, scored, params)
   return jax.device_get(result.state['policy'].params), result.metrics
 
 
-def by_definition(params):
+def by_definition(params, batch=None):
   """The gradient of the loss of whole rows, and of the balance of a batch."""
-  batch = learning.ragged_batch()
+  batch = batch or learning.ragged_batch()
   last = jnp.where(batch.loss_mask, jnp.arange(learning.LENGTH), -1).max(1)
   used = jnp.arange(learning.LENGTH) <= last[:, None]
 
   def loss(params):
     *out, load = policy_logprobs.token_outputs(
         params, batch.tokens, CONFIG, temperature=learning.TEMPERATURE,
-        segment_ids=used.astype(jnp.int32))
+        segment_ids=used.astype(jnp.int32), routing=batch.routing)
     old = jax.lax.stop_gradient(out[0])
     terms, _ = ALGORITHM.loss(
         algorithms.PolicyOutput(*out), dataclasses.replace(
@@ -78,6 +79,89 @@ def by_definition(params):
   grads, (balance, load) = jax.jit(jax.grad(loss, has_aux=True))(params)
   assert load.tokens.tolist() == [float(used.sum())] * 2
   return jax.tree.map(lambda x, g: x - 0.1 * g, params, grads), balance
+
+
+def chosen(params, tokens, given=None, shape=CONFIG, dtype='float32'):
+  """The experts of whole rows by a forward pass, [B T L*k], as recorded.
+
+  They are those that the router would choose; layers use the given ones.
+  """
+  x = params['embed']['embedding'].astype(dtype)[tokens]
+  layers, count = shape.num_hidden_layers, shape.experts.num_experts_per_tok
+  if given is not None:
+    given = given.reshape(tokens.size, layers, count)
+  ids = []
+  for number in range(layers):
+    layer = jax.tree.map(lambda x: x[number].astype(dtype), params['layers'])
+    (x, _), sown = transformer.Block(shape).apply(
+        {'params': layer}, x, jnp.broadcast_to(
+            jnp.arange(tokens.shape[1]), tokens.shape),
+        lambda q, k, v: (attention.causal(q, k, v), None),
+        None if given is None else given[:, number], mutable=('routing',))
+    _, likeliest = jax.lax.top_k(sown['routing']['chosen'][0].probs, count)
+    ids.append(likeliest)
+  return experts.recorded(
+      jnp.stack(ids, 1), shape.experts.num_experts).reshape(*tokens.shape, -1)
+
+
+def forced(params, seed=0):
+  """A batch whose every token has random experts, none twice."""
+  rng, batch = np.random.default_rng(seed), learning.ragged_batch()
+  ids = rng.random((*batch.tokens.shape, 2, 8)).argsort(-1)[..., :2]
+  return dataclasses.replace(batch, routing=np.asarray(
+      experts.recorded(jnp.asarray(ids), 8)).reshape(*batch.tokens.shape, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ways', [ONE, MESHES[0]], ids=str)
+def test_replaying_the_learners_own_experts_changes_nothing(params, ways):
+  mesh = meshes.make(**ways)
+  batch = learning.ragged_batch()
+  replayed = dataclasses.replace(batch, routing=np.asarray(
+      chosen(params, batch.tokens)))
+  options = dict(router_aux_loss_coef=COEF, microbatch_rows=16)
+  expected, metrics = updated(params, mesh, **options)
+  found, again = updated(params, mesh, batch=replayed, **options)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(
+      x, y, rtol=1e-6, atol=1e-7), found, expected)
+  assert again.pop('actor/experts_replaced') == 0
+  assert again == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ways', [ONE, dict(data=-1), MESHES[2]], ids=str)
+def test_an_update_with_given_experts_is_that_of_the_definition(params, ways):
+  batch = forced(params)
+  ours, metrics = updated(params, meshes.make(**ways), batch=batch,
+                          router_aux_loss_coef=COEF, microbatch_rows=16)
+  expected, _ = by_definition(params, batch)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(
+      x, y, atol=2e-5), ours, expected)
+  own = np.asarray(chosen(params, batch.tokens, batch.routing)).reshape(
+      *batch.tokens.shape, 2, 2)
+  used = np.arange(learning.LENGTH) < np.asarray(batch.lengths)[:, None]
+  given = batch.routing.reshape(*own.shape)
+  missing = ~(given[..., :, None] == own[..., None, :]).any(-1)
+  assert metrics['actor/experts_replaced'] == pytest.approx(
+      missing[used].mean(), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_old_log_probs_are_of_the_given_experts_and_a_reference_has_its_own(
+    params):
+  learner = learners.make(
+      CONFIG, algorithms.grpo(kl_coef=0.1), optax.sgd(0.1), meshes.make(**ONE),
+      rows=learning.ROWS, length=learning.LENGTH, minibatches=2,
+      temperature=learning.TEMPERATURE)
+  batch = forced(params)
+  scored = learner.score(learner.init(params), batch, params).batch
+  for name, routing in (('old', batch.routing), ('ref', None)):
+    expected, _ = policy_logprobs.token_logprobs(
+        params, batch.tokens, CONFIG, temperature=learning.TEMPERATURE,
+        routing=routing)
+    np.testing.assert_allclose(
+        np.where(batch.loss_mask, getattr(scored, f'{name}_logprobs'), 0),
+        np.where(batch.loss_mask, expected, 0), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 """A run of GRPO on a random model with experts: it trains, resumes, exports."""
 
 import dataclasses
+import gzip
 
 import jax
 import numpy as np
@@ -11,11 +12,13 @@ import train_test
 
 from configs import grpo
 from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import loop
 from searchrl.experiment import policy as policies
 from searchrl.jobs import train
 from searchrl.models import experts
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 
 
@@ -68,3 +71,38 @@ def test_a_run_trains_experts_and_resumes_to_the_same_bits(folder, tmp_path):
     changed = np.abs(before['layers'][name]['kernel']
                      - after['layers'][name]['kernel'])
     assert changed.max() > 1e-4, name
+
+
+@pytest.mark.slow
+def test_a_run_that_replays_experts_resumes_with_samples_in_flight(
+    folder, tmp_path, monkeypatch):
+  config = config_of(folder, 3)
+  config.learner.router_replay = True
+  config.rollout.dtype = 'bfloat16'
+  config.train.max_staleness = 1
+  train.run(config, str(tmp_path / 'whole'))
+  record = loop._record
+
+  def die(folder, writer, result, values):
+    if result.progress.step == 2:
+      raise RuntimeError('killed')
+    record(folder, writer, result, values)
+
+  with monkeypatch.context() as patch, pytest.raises(
+      RuntimeError, match='killed'):
+    patch.setattr(loop, '_record', die)
+    train.run(config, str(tmp_path / 'resumed'))
+  kept = checkpoint.extra(tmp_path / 'resumed' / 'checkpoints', 1)
+  (sampled,), shape = kept['in_flight'], weights.read_config(str(folder))
+  for t in sampled['trajectories']:
+    assert t['routing'][0]['shape'][1] == 2 * shape.num_hidden_layers
+  train.run(config, str(tmp_path / 'resumed'))
+  assert train_test.state_digest(tmp_path / 'whole') == (
+      train_test.state_digest(tmp_path / 'resumed'))
+  steps = [line for line in metrics.read(tmp_path / 'whole' / metrics.FILE)
+           if 'actor/grad_norm' in line]
+  # Later samples are of a policy that is a large step behind.
+  replaced = [step['actor/experts_replaced'] for step in steps]
+  assert len(replaced) == 3 and 0 < replaced[0] < min(replaced[1:])
+  file, *_ = (tmp_path / 'whole' / 'trajectories').iterdir()
+  assert b'"routing"' not in gzip.decompress(file.read_bytes())

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """experts: all ways to compute a mixture against one token at a time."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,9 +10,11 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from searchrl.models import experts
 from searchrl.models import grouped_gpu
+from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
 
 DEVICES = 8
@@ -118,12 +121,60 @@ def test_no_token_is_dropped_if_all_choose_one_expert(inputs):
         x, routing, *kernels), atol=1e-4)
 
 
-def test_a_chosen_routing_keeps_its_experts(inputs):
-  ids = jnp.array([[5, 0]])
-  routing = experts.route(jnp.array([[0., 1, 2, 3, 4, 1]]), 2, True, ids)
-  assert routing.ids.tolist() == [[5, 0]]
+def test_a_given_routing_keeps_its_experts():
+  logits = jnp.array([[0., 1, 2, 3, 4, 1]] * 3)
+  given = experts.recorded(jnp.array([[5, 0], [3, 4], [0, 0]]), 6)
+  given = given.at[2].set(0)  # not known
+  routing = experts.route(logits, 2, True, given)
+  assert routing.ids.tolist() == [[5, 0], [3, 4], [4, 3]]
+  likely = np.e / (1 + np.e)
   np.testing.assert_allclose(
-      routing.weights, [[np.e / (1 + np.e), 1 / (1 + np.e)]], rtol=1e-6)
+      routing.weights, [[likely, 1 - likely], [1 - likely, likely],
+                        [likely, 1 - likely]], rtol=1e-6)
+  load = experts.load(routing, jnp.array([True, True, True]))
+  assert load.replaced == 2
+  assert experts.load(routing, jnp.array([False, True, True])).replaced == 0
+  assert experts.load(experts.route(logits, 2, True), load.chosen[:3] >= 0
+                      ).replaced is None
+
+
+@pytest.mark.parametrize('count, dtype', [
+    (128, 'uint8'), (255, 'uint8'), (256, 'uint16')])
+def test_a_record_holds_every_expert_and_none(count, dtype):
+  record = experts.recorded(jnp.array([0, count - 1]), count)
+  assert record.dtype == dtype and record.tolist() == [1, count]
+
+
+@pytest.mark.parametrize('normalised', [True, False])
+def test_a_layer_with_given_experts_is_that_of_the_definition(normalised):
+  shape = dataclasses.replace(
+      tiny.CONFIG, attention_bias=False, qk_norm=True, num_hidden_layers=1,
+      experts=experts.Experts(E, K, 24, normalised))
+  params = tiny.params(shape)
+  layer = jax.tree.map(lambda x: x[0], params['layers'])
+  rng = np.random.default_rng(1)
+  x = rng.normal(size=(1, N, shape.hidden_size)).astype(np.float32)
+  given = np.stack([rng.permutation(E)[:K] for _ in range(N)])
+
+  def run(ids):  # attention adds nothing
+    return transformer.Block(shape).apply(
+        {'params': layer}, x, jnp.arange(N)[None],
+        lambda q, k, v: (jnp.zeros_like(q), None), ids)[0]
+
+  wide = jax.tree.map(lambda x: np.asarray(x, np.float64), layer)
+  flat = x[0].astype(np.float64)
+  flat = flat / np.sqrt(np.mean(flat ** 2, -1, keepdims=True) + 1e-6)
+  flat = flat * wide['mlp_norm']['scale']
+  probs = np.exp(flat @ wide['router']['kernel'])
+  probs /= probs.sum(-1, keepdims=True)
+  weights = np.take_along_axis(probs, given, 1)
+  if normalised:
+    weights /= weights.sum(-1, keepdims=True)
+  mixture = one_by_one(flat, (given, weights), *(
+      wide[f'expert_{name}']['kernel'] for name in ('gate', 'up', 'down')))
+  np.testing.assert_allclose(
+      run(experts.recorded(jnp.asarray(given), E))[0], x[0] + mixture,
+      rtol=1e-5, atol=1e-4)
 
 
 def test_the_load_counts_used_tokens_only():

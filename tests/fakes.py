@@ -3,6 +3,7 @@
 """Stand-ins that tests share: engines, a search, a sampler."""
 
 import threading
+import types
 
 import tiny
 
@@ -28,6 +29,7 @@ class Engine:
   def __init__(self, script, slots=2, length=400, steps=(STEP,),
                encode=TOKENIZER.encode):
     self.slots, self.length, self._encode = slots, length, encode
+    self.records = False
     self._script = script  # (uid, sample) -> what the policy writes, by turn
     self._names = {engines.row_ids(step, uid, sample, turn): (uid, sample, turn)
                    for uid, sample in script for turn in range(20)
@@ -202,6 +204,8 @@ def draw(position, count, step=0):
 
 class Sampler:
   """Gives each sample an outcome of its own; None: its search failed."""
+
+  engine = types.SimpleNamespace(records=False)
 
   def __init__(self, outcome_of):
     self._outcome_of = outcome_of  # (question number, sample) -> outcome

@@ -3,6 +3,7 @@
 """records: trajectories come back from a file as they went there."""
 
 import dataclasses
+import json
 
 import numpy as np
 
@@ -65,3 +66,17 @@ def test_what_was_learned_is_found_by_group_and_sample(tmp_path):
   assert records.read_learned(file)[0, 1] == {
       'group': 0, 'sample': 1, 'uid': 'q', 'old_logprobs': [],
       'advantages': [0]}
+
+
+def test_records_are_written_as_json_and_not_into_files(tmp_path):
+  record = np.arange(600, dtype=np.uint16).reshape(150, 4)
+  trajectory = dataclasses.replace(
+      TRAJECTORY, routing=(record, record[:3]))
+  text = json.dumps(records.to_json(trajectory))
+  again = records.from_json(json.loads(text))
+  assert again == trajectory
+  for found, expected in zip(again.routing, trajectory.routing, strict=True):
+    np.testing.assert_array_equal(found, expected, strict=True)
+  records.write(tmp_path / 'file', [trajectory])
+  plain, = records.read(tmp_path / 'file')
+  assert plain == trajectory and plain.routing == ()

@@ -192,6 +192,9 @@ def check_shape(config, shape: transformer.TransformerConfig) -> None:
   _refuse((balance and not shape.experts,
            'learner.router_aux_loss_coef must be 0 for a model without experts, '
            f'but is {balance}. Set it to 0.'),
+          (config.learner.get('router_replay') and not shape.experts,
+           'learner.router_replay must be False for a model without experts, '
+           'but is True. Set it to False.'),
           (config.mesh.expert > 1 and not shape.experts,
            'mesh.expert must be 1 for a model without experts, but is '
            f'{config.mesh.expert}. Give the devices to mesh.fsdp.'))

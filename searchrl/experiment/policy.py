@@ -85,6 +85,7 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
       onto=onto, dtype=config.model.dtype, engine_dtype=options.dtype,
       attention=options.attention,
       cache_tokens=cache_tokens,
+      records=config.get('learner', {}).get('router_replay', False),
       tensor=options.tensor, schedule=schedule(
           onto or mesh, options, is_remote=searches.spec(config.search).is_remote))
 
@@ -138,6 +139,7 @@ def load(
     engine_dtype: str = 'float32',
     attention: str = 'auto',
     cache_tokens: int = 0,
+    records: bool = False,
     tensor: int = 1,
     schedule: driver.Schedule = driver.Schedule(),
 ) -> tuple[Sampler, transformer.Params]:
@@ -156,6 +158,7 @@ def load(
     attention: Attention of the engine; see `layouts.resolve`.
     cache_tokens: Number of tokens in the KV cache, over all slots and
       processes. 0: enough for all slots to be full at once.
+    records: Flag that records the experts of all tokens.
     tensor: Number of devices that share a copy of the engine's weights. If they
       belong to several processes, these run in lockstep.
     schedule: Order in which slots are served.
@@ -193,6 +196,7 @@ def load(
           attention, shape, mesh, dtype=engine_dtype, tensor=tensor),
       cache_tokens=cache_tokens if sync.together else (
           cache_tokens // processes.count()),
+      records=records,
       stop_table=samplers.compile_stops(
           protocol, folder.tokenizer, shape.vocab_size),
       ordered=functools.partial(dispatch.Ordered, mesh=sync.mesh),

@@ -70,9 +70,10 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
   layout = layouts.make(
       'ragged' if tokens else 'xla', shape, slots=slots, block=PAGE,
       length=config.rollout.max_length, parts=1, pages=tokens // PAGE)
+  records = config.get('learner', {}).get('router_replay', False)
   cache = bytes_on(here, jax.eval_shape(functools.partial(
-      slots_lib.empty, shape, layout, copies, config.rollout.dtype)),
-                    slots_lib.logical_axes(shape, layout))
+      slots_lib.empty, shape, layout, copies, config.rollout.dtype, records)),
+                    slots_lib.logical_axes(shape, layout, records))
   params, axes = transformer.abstract(
       shape, config.rollout.dtype), transformer.logical_axes(shape)
   weights_held = bytes_on(here, params, axes)

@@ -44,6 +44,8 @@ class Routing(NamedTuple):
   ids: Int[Array, 'N k']  # experts of each token, by falling probability
   weights: Float[Array, 'N k']  # weights of their outputs
   probs: Float[Array, 'N E']  # probabilities of all experts
+  # Experts that the router would choose, if others were given.
+  own: Int[Array, 'N k'] | None = None
 
 
 class Load(NamedTuple):
@@ -53,25 +55,44 @@ class Load(NamedTuple):
   probs: Float[Array, '*L E']  # sum of an expert's probabilities
   entropy: Float[Array, '*L']  # sum of the entropies of the probabilities
   tokens: Float[Array, '*L']  # number of tokens
+  # Number of choices that the router would not make; None: it made them all.
+  replaced: Float[Array, '*L'] | None = None
 
 
 def route(logits: Float[Array, 'N E'], count: int, normalised: bool,
-          ids: Int[Array, 'N k'] | None = None) -> Routing:
+          given: Int[Array, 'N k'] | None = None) -> Routing:
   """Returns the routing of tokens, given float32 logits of the router.
+
+  Given experts get the weights of this router, which has gradients (R3, Ma et
+  al. 2025, arXiv:2510.11370).
 
   Args:
     logits: Unnormalised log-probs of the experts.
     count: Number of experts per token, k.
     normalised: Whether a token's weights add up to 1.
-    ids: Experts that were chosen before. Default: the most probable ones.
+    given: Experts to take, as `recorded`. Default: the most probable ones.
   """
   probs = jax.nn.softmax(logits)
-  if ids is None:
-    _, ids = jax.lax.top_k(probs, count)
+  _, own = jax.lax.top_k(probs, count)
+  ids = own if given is None else jnp.where(
+      given > 0, given.astype(own.dtype) - 1, own)
   weights = jnp.take_along_axis(probs, ids, 1)
   if normalised:
     weights /= jnp.sum(weights, -1, keepdims=True)
-  return Routing(ids, weights, probs)
+  return Routing(ids, weights, probs, None if given is None else own)
+
+
+def recorded(ids: Int[Array, '*N k'], count: int) -> Int[Array, '*N k']:
+  """Returns experts as they are recorded: from 1, in few bytes.
+
+  A 0 in a record means that the token's experts are not known.
+  """
+  return (ids + 1).astype(record_dtype(count))
+
+
+def record_dtype(count: int) -> str:
+  """Returns the dtype of a record of the choices from `count` experts."""
+  return 'uint8' if count < 256 else 'uint16'
 
 
 def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
@@ -79,7 +100,12 @@ def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
   used = used.astype(jnp.float32)
   hits = jax.nn.one_hot(routing.ids, routing.probs.shape[-1]).sum(1)
   entropy = -jnp.sum(jax.scipy.special.xlogy(routing.probs, routing.probs), -1)
-  return Load(used @ hits, used @ routing.probs, used @ entropy, used.sum())
+  replaced = None
+  if routing.own is not None:
+    same = routing.ids[:, :, None] == routing.own[:, None]
+    replaced = used @ jnp.sum(~same.any(-1), -1).astype(jnp.float32)
+  return Load(used @ hits, used @ routing.probs, used @ entropy, used.sum(),
+              replaced)
 
 
 def balance(load: Load) -> Float[Array, '']:

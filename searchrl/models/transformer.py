@@ -30,6 +30,7 @@ import numpy as np
 from searchrl.models import attention
 from searchrl.models import experts as experts_lib
 from searchrl.models.experts import Experts, Load
+from searchrl.models.products import float32_product
 from searchrl.models.rotary import Llama3Rope, rotate
 
 Params = Any  # a nested dict of arrays
@@ -162,8 +163,12 @@ class Block(nn.Module):
       x: Float[Array, 'B T D'],
       positions: Int[Array, 'B T'],
       attend: AttendFn,
+      experts: Int[Array, 'N k'] | None = None,
   ) -> tuple[Float[Array, 'B T D'], Any]:
-    """Returns the layer's output, and the second result of `attend`."""
+    """Returns the layer's output, and the second result of `attend`.
+
+    Tokens use the given `experts`, as `experts.recorded`, or their own.
+    """
     c = self.config
     rows, length, width = x.shape
     tokens = (rows * length,) if self.flat else (rows, length)
@@ -194,7 +199,7 @@ class Block(nn.Module):
 
     flat = RMSNorm(c.rms_norm_eps, name='mlp_norm')(x)
     flat = flat.reshape(*tokens, width)
-    y = self._experts(flat) if c.experts else self._mlp(flat)
+    y = self._experts(flat, experts) if c.experts else self._mlp(flat)
     return x + y.reshape(x.shape), second
 
   def _mlp(self, x: Float[Array, '*N D']) -> Float[Array, '*N D']:
@@ -204,12 +209,13 @@ class Block(nn.Module):
     up = dense(size, ('embed', 'mlp'), name='up')(x)
     return dense(x.shape[-1], ('mlp', 'embed'), name='down')(_gated(gate, up))
 
-  def _experts(self, x: Float[Array, 'N D']) -> Float[Array, 'N D']:
+  def _experts(self, x: Float[Array, 'N D'], given: Array | None
+              ) -> Float[Array, 'N D']:
     c: Any = self.config.experts
     width, size = x.shape[-1], c.moe_intermediate_size
     logits = Router(c.num_experts, name='router')(x)
     routing = experts_lib.route(
-        logits, c.num_experts_per_tok, c.norm_topk_prob)
+        logits, c.num_experts_per_tok, c.norm_topk_prob, given)
     self.sow('routing', 'chosen', routing)
     kernels = [
         Kernel((c.num_experts, *shape), ('experts', *axes), name=name)().astype(
@@ -243,7 +249,7 @@ class Router(nn.Module):
     """Returns the logits. Products have the dtype of x; sums are float32."""
     kernel = param(self, 'kernel', normal, (x.shape[-1], self.count),
                    ('embed', None))
-    return _float32_product(x, kernel.astype(x.dtype))
+    return float32_product(x, kernel.astype(x.dtype))
 
 
 def forward(params: Params, tokens: Int[Array, 'B T'],
@@ -267,6 +273,7 @@ def forward_with_load(
     constrain: Callable[[Array, str], Array] = lambda x, place: x,
     flat: bool = True,
     mixed: Callable[..., Array] = experts_lib.mixed,
+    routing: Int[Array, 'B T X'] | None = None,
 ) -> tuple[Float[Array, 'B T D'], Load | None]:
   """Returns hidden states of whole rows, with causal attention per segment.
 
@@ -292,6 +299,8 @@ def forward_with_load(
     flat: Flag that flattens rows for products. Rows whose positions are split
       over devices must stay apart: flat, they would be gathered.
     mixed: Function `experts.mixed`, or one of `experts.sharded`.
+    routing: Experts of each token in place of those that the router would
+      choose, as `experts.recorded`: the k of the first layer, and so on.
 
   Returns:
     The last layer's normalised output, in `dtype`; and the load of each layer's
@@ -309,19 +318,24 @@ def forward_with_load(
     return attend(q, k, v, segment_ids=segment_ids,
                   sliding_window=config.sliding_window), None
 
-  def layer(x, layer_params):
+  def layer(x, layer_params_and_experts):
+    layer_params, experts = layer_params_and_experts
     (x, _), sown = Block(config, mixed, flat).apply(
         {'params': used(layer_params)}, constrain(x, 'layer'), positions,
-        attend_rows, mutable=('routing',))
+        attend_rows, experts, mutable=('routing',))
     return x, load(sown['routing']['chosen'][0]) if sown else None
 
-  def load(routing):
+  def load(chosen):
     return experts_lib.load(
-        routing, jnp.ones(rows * length, bool) if segment_ids is None
+        chosen, jnp.ones(rows * length, bool) if segment_ids is None
         else segment_ids.ravel() > 0)
 
   x = constrain(params['embed']['embedding'][tokens].astype(dtype), 'embedded')
-  x, loads = jax.lax.scan(recomputed(layer, remat), x, params['layers'])
+  if routing is not None:
+    routing = jnp.moveaxis(routing.reshape(
+        rows * length, config.num_hidden_layers, -1), 1, 0)
+  x, loads = jax.lax.scan(
+      recomputed(layer, remat), x, (params['layers'], routing))
   return final_norm(params, constrain(x, 'last'), config), loads
 
 
@@ -358,35 +372,12 @@ def logits(params: Params, hidden: Float[Array, '*B D'],
 
   The unused ids get a probability of exactly 0 and no gradient.
   """
-  scores = _float32_product(hidden, head(params).astype(hidden.dtype))
+  scores = float32_product(hidden, head(params).astype(hidden.dtype))
   if not unused_ids:
     return scores
   offset = np.zeros(scores.shape[-1], np.float32)
   offset[list(unused_ids)] = _UNUSED
   return scores + offset
-
-
-@jax.custom_vjp
-def _float32_product(x, kernel):
-  """Returns x @ kernel, summed in float32, also in the backward pass.
-
-  Its products have the dtype of x. By default the cotangent's float32 would
-  make them products of float32, which are many times slower.
-  """
-  return jnp.dot(x, kernel, preferred_element_type=jnp.float32)
-
-
-def _backward(operands, cotangent):
-  x, kernel = operands
-  product = functools.partial(jnp.tensordot, cotangent.astype(x.dtype),
-                              preferred_element_type=jnp.float32)
-  tokens = tuple(range(x.ndim - 1))
-  return (product(kernel, axes=((-1,), (1,))).astype(x.dtype),
-          product(x, axes=(tokens, tokens)).T.astype(x.dtype))
-
-
-_float32_product.defvjp(
-    lambda *operands: (_float32_product(*operands), operands), _backward)
 
 
 def init(config: TransformerConfig, key: Array) -> Params:

@@ -23,6 +23,7 @@ from searchrl.rl import advantages
 from searchrl.rl import algorithms
 from searchrl.rl import turn_fields
 from searchrl.rollouts import records
+from searchrl.rollouts import routing
 from searchrl.rollouts import scoring
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
@@ -176,7 +177,8 @@ def collect(
         _requests(questions, rounds.group_size, times_asked, number),
         search=search, temperature=rounds.temperature,
         truncation=rounds.truncation, step=progress.step,
-        policy_step=policy_step, enough=fills_batch)
+        policy_step=policy_step, enough=fills_batch,
+        routing=sampler.engine.records)
     number += len(questions)
     trajectories = score(rollouts.trajectories)
     sampled += trajectories
@@ -264,6 +266,7 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
                  for t in trajectories],
       rows=rounds.questions * rounds.group_size * contexts,
       mask_truncated=mask_truncated, contexts=contexts)
+  batch = routing.with_routing(batch, trajectories, contexts)
   return (turn_fields.with_turns(batch, trajectories, contexts)
           if algorithm.reads_turns else batch)
 

@@ -12,12 +12,16 @@ import dataclasses
 import itertools
 from typing import Any
 
+import numpy as np
+
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tag_parser
 from searchrl.models.inference import engine as engines
 from searchrl.rollouts import context_rules
 from searchrl.rollouts import pending_searches
+from searchrl.rollouts import unfinished
 from searchrl.rollouts.pending_searches import Results
+from searchrl.rollouts.unfinished import Unfinished
 from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (
     Passages, Query, Request, SearchError, SearchFn, StopReason, ToolCall,
@@ -88,31 +92,6 @@ class Schedule:
             f'rollout.{name} must be {rule}, but is {getattr(self, name)!r}.')
 
 
-@dataclasses.dataclass
-class _Unfinished:
-  """A trajectory that is being sampled."""
-
-  row: int  # index of its request, and of its place in the result
-  trajectory: Trajectory
-  pending: tuple[int, ...]  # tokens to append to its slot next
-  slot: int = -1  # -1: still in the queue
-  fresh: bool = True  # True: its slot is empty
-  # Pending tokens that are no observation of the last turn; see `Turn`.
-  lead: tuple[int, ...] = ()
-  opens_context: bool = False  # True: the lead opens a new context
-
-  def amend(self, **fields) -> None:
-    """Replaces fields of the last turn."""
-    *earlier, last = self.trajectory.turns
-    self.trajectory = dataclasses.replace(self.trajectory, turns=(
-        *earlier, dataclasses.replace(last, **fields)))
-
-  def follow(self, lead: tuple[int, ...], *, opens_context: bool) -> None:
-    """Lets the next turn follow a lead instead of the last observation."""
-    self.pending = self.lead = lead
-    self.opens_context = self.fresh = opens_context
-
-
 def run(
     requests: Sequence[Request],
     *,
@@ -127,6 +106,7 @@ def run(
     enough: Callable[[Sequence[Trajectory]], bool] = lambda finished: False,
     watch: Callable[[Trajectory], None] = lambda grown: None,
     agree: Callable[[Results], Results] = lambda results: results,
+    routing: bool = False,
 ) -> tuple[list[Trajectory | None], list[calls_lib.Call]]:
   """Samples a trajectory for every request.
 
@@ -149,6 +129,7 @@ def run(
     agree: Function from search results by slot to the ones to use. Processes
       that share their slots agree on them; search_order must be deterministic
       then.
+    routing: Flag that adds the experts of all tokens to the trajectories.
 
   Returns:
     Trajectories without rewards in the order of `requests`, or None where one
@@ -157,12 +138,13 @@ def run(
   Raises:
     ValueError: A prompt is longer than max_prompt_tokens.
   """
-  queue = _encoded(requests, policy_step, dialogue, tokenizer, budgets)
+  queue = unfinished.queue(
+      requests, policy_step, dialogue, tokenizer, budgets.max_prompt_tokens)
   searches = pending_searches.PendingSearches(
       search, timeout_secs=schedule.search_timeout_secs,
       calls=schedule.search_calls)
   slots = _Slots(engine, dialogue, tokenizer, budgets, schedule, searches, step,
-                 watch, agree, free=list(range(engine.slots))[::-1])
+                 watch, agree, routing, list(range(engine.slots))[::-1])
   ready = slots.assign(queue)
   while slots.active:
     slots.feed(ready)  # appends prompts and observations
@@ -173,32 +155,9 @@ def run(
     ready += slots.assign(queue)
   else:
     slots.clear()
+  slots.read_routing()
   return ([slots.finished.get(row) for row in range(len(requests))],
           searches.finished)
-
-
-def _encoded(requests: Sequence[Request], policy_step: int,
-             dialogue: dialogues.Dialogue, tokenizer: Any, budgets: Budgets
-            ) -> list[_Unfinished]:
-  """Returns the queue in reverse order; each question is encoded once."""
-  prompts: dict[str, tuple[tuple[int, ...], str]] = {}  # ids and text
-  queue = []
-  for row, request in enumerate(requests):
-    question = request.question
-    if question.text not in prompts:
-      prompt = dialogues.opening(dialogue, question.text, tokenizer)
-      prompts[question.text] = prompt, tokenizer.decode(prompt)
-    prompt, text = prompts[question.text]
-    if len(prompt) > budgets.max_prompt_tokens:
-      raise ValueError(
-          f'a prompt may have rollout.budgets.max_prompt_tokens='
-          f'{budgets.max_prompt_tokens} tokens, but that of question '
-          f'{question.uid!r} has {len(prompt)}. Raise the limit, or leave the '
-          'question out.')
-    queue.append(_Unfinished(row, Trajectory(
-        question, request.sample, policy_step, prompt, group=request.group,
-        prompt=text), prompt))
-  return queue[::-1]
 
 
 def _actions(trajectory: Trajectory) -> int:
@@ -219,15 +178,19 @@ class _Slots:
   step: int
   watch: Callable[[Trajectory], None]
   agree: Callable[[Results], Results]
+  routing: bool
   free: list[int]  # slots without a trajectory
-  active: dict[int, _Unfinished] = dataclasses.field(default_factory=dict)
+  active: dict[int, Unfinished] = dataclasses.field(default_factory=dict)
   finished: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
   decoding: set[int] = dataclasses.field(default_factory=set)  # slots
   # Trajectories that wait for room in the cache.
-  waiting: Sequence[_Unfinished] = ()
+  waiting: Sequence[Unfinished] = ()
   unread: int = 0  # dispatched decodes that the host has not read
+  # Entries, and functions that wait for the experts of their contexts.
+  unread_routing: list[tuple[Unfinished, Callable[[], np.ndarray]]] = (
+      dataclasses.field(default_factory=list))
 
-  def assign(self, queue: list[_Unfinished]) -> list[_Unfinished]:
+  def assign(self, queue: list[Unfinished]) -> list[Unfinished]:
     """Gives free slots to the next queue entries and returns these entries."""
     assigned = []
     while queue and self.free:
@@ -237,7 +200,7 @@ class _Slots:
       assigned.append(entry)
     return assigned
 
-  def feed(self, ready: Sequence[_Unfinished]) -> None:
+  def feed(self, ready: Sequence[Unfinished]) -> None:
     """Appends pending tokens to their slots; ends trajectories that do not fit.
 
     Trajectories for which the cache has no room now wait for the next call.
@@ -262,18 +225,18 @@ class _Slots:
     if any(granted):
       self.engine.append([*itertools.compress(appends, granted)])
 
-  def _observed(self, entry: _Unfinished) -> None:
+  def _observed(self, entry: Unfinished) -> None:
     """Makes the pending tokens the observation of the last turn's action."""
     entry.amend(observation_tokens=entry.pending,
                 observation=self.tokenizer.decode(entry.pending))
     self.watch(entry.trajectory)
 
-  def _room(self, entry: _Unfinished) -> int:
+  def _room(self, entry: Unfinished) -> int:
     """Returns the number of tokens that fit after an entry's pending ones."""
     used = 0 if entry.fresh else self.engine.used(entry.slot)
     return self.engine.length - used - len(entry.pending)
 
-  def _keep_room(self, entry: _Unfinished) -> None:
+  def _keep_room(self, entry: Unfinished) -> None:
     """Applies the rule for full contexts if an observation leaves no room.
 
     There must be room for the next action. The rule 'summarise' also keeps room
@@ -299,12 +262,12 @@ class _Slots:
           trajectory, entry.pending, dialogue=self.dialogue,
           tokenizer=self.tokenizer, target=self.engine.length // 2))
 
-  def _open_context(self, entry: _Unfinished, tokens: tuple[int, ...]) -> None:
+  def _open_context(self, entry: Unfinished, tokens: tuple[int, ...]) -> None:
     """Empties an entry's slot, in which a new context begins."""
-    self.engine.release(entry.slot)
+    self._release(entry)
     entry.follow(tokens, opens_context=True)
 
-  def _append(self, entry: _Unfinished, budget: int) -> engines.Append:
+  def _append(self, entry: Unfinished, budget: int) -> engines.Append:
     """Returns a slot's pending tokens with the randomness of its next turn."""
     trajectory = entry.trajectory
     return engines.Append(
@@ -312,7 +275,7 @@ class _Slots:
         row_ids=engines.row_ids(self.step, trajectory.question.uid,
                                 trajectory.sample, len(trajectory.turns)))
 
-  def advance(self) -> list[_Unfinished]:
+  def advance(self) -> list[Unfinished]:
     """Decodes and handles stopped slots; returns the entries to feed next."""
     while self.decoding and self.unread <= self.schedule.async_decode:
       self.engine.dispatch()
@@ -332,9 +295,26 @@ class _Slots:
     if not self.unread:
       return []
     self.unread -= 1
-    return self.engine.read()
+    stopped = self.engine.read()
+    self.read_routing()  # it was computed before the next decode
+    return stopped
 
-  def _take_turn(self, stopped: engines.Stopped) -> _Unfinished | None:
+  def read_routing(self) -> None:
+    """Waits for the experts of released slots."""
+    for entry, wait in self.unread_routing:
+      entry.routing += (wait(),)
+      if entry.row in self.finished:
+        self.finished[entry.row] = dataclasses.replace(
+            self.finished[entry.row], routing=entry.routing)
+    self.unread_routing.clear()
+
+  def _release(self, entry: Unfinished) -> None:
+    """Frees an entry's slot after its experts are asked for."""
+    if self.routing and not entry.fresh:
+      self.unread_routing.append((entry, self.engine.routing(entry.slot)))
+    self.engine.release(entry.slot)
+
+  def _take_turn(self, stopped: engines.Stopped) -> Unfinished | None:
     """Adds a stopped slot's action; returns its entry if it is fed next."""
     entry = self.active[stopped.slot]
     text = tag_parser.until_stop(self.tokenizer.decode(stopped.tokens),
@@ -381,7 +361,7 @@ class _Slots:
       return [ToolCall(action.kind, action.arguments, *caller)]
     return [Query(text, self.budgets.top_k, *caller) for text in action.texts]
 
-  def _admit(self, others: bool) -> list[_Unfinished]:
+  def _admit(self, others: bool) -> list[Unfinished]:
     """Returns the entries whose search results enter now, by `search_order`."""
     if self.schedule.search_order == 'deterministic':
       results = self.agree(self.searches.all()) if len(self.searches) else {}
@@ -391,10 +371,10 @@ class _Slots:
       results = self.searches.some()
     return self._observe(results)
 
-  def _observe(self, results: Results) -> list[_Unfinished]:
+  def _observe(self, results: Results) -> list[Unfinished]:
     """Prepares the observations of calls; a failed one ends its trajectory.
     """
-    entries: list[_Unfinished] = []
+    entries: list[Unfinished] = []
     calls: list[tuple[dialogues.Outcome, tuple[int, ...]]] = []
     for slot, of_slot in results.items():
       entry = self.active[slot]
@@ -424,10 +404,10 @@ class _Slots:
       entry.pending = observation.tokens
     return entries
 
-  def _finish(self, entry: _Unfinished, reason: StopReason, **fields) -> None:
+  def _finish(self, entry: Unfinished, reason: StopReason, **fields) -> None:
     self.finished[entry.row] = dataclasses.replace(
         entry.trajectory, stop_reason=reason, **fields)
     self.watch(self.finished[entry.row])
     del self.active[entry.slot]
-    self.engine.release(entry.slot)
+    self._release(entry)
     self.free.append(entry.slot)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from searchrl.rl.algorithm import scored
+from searchrl.rollouts import routing
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.trajectory import (
@@ -24,7 +25,11 @@ from searchrl.trajectory import (
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
   """Returns a plain dict that `from_json` reads back without loss."""
-  return dataclasses.asdict(trajectory)
+  record = dataclasses.asdict(dataclasses.replace(trajectory, routing=()))
+  del record['routing']
+  if trajectory.routing:
+    record['routing'] = [*map(routing.to_json, trajectory.routing)]
+  return record
 
 
 def from_json(record: dict[str, Any]) -> Trajectory:
@@ -46,6 +51,7 @@ def from_json(record: dict[str, Any]) -> Trajectory:
   return Trajectory(**record | {
       'turn_rewards': None if turn_rewards is None else tuple(turn_rewards),
       'search_error': SearchError(**error) if error else None,
+      'routing': tuple(map(routing.from_json, record.get('routing', ()))),
       'question': question(record['question']),
       'prompt_tokens': tuple(record['prompt_tokens']), 'turns': turns})
 
@@ -57,12 +63,13 @@ def question(record: Mapping[str, Any]) -> Question:
 
 
 def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
-  """Writes a file atomically; missing folders are made."""
-  _write(file, map(to_json, trajectories))
+  """Writes a file atomically, without experts; missing folders are made."""
+  _write(file, [to_json(dataclasses.replace(trajectory, routing=()))
+                for trajectory in trajectories])
 
 
 def read(file: pathlib.Path) -> list[Trajectory]:
-  """Reads the trajectories of a file; the round trip is lossless."""
+  """Reads the trajectories of a file, as they were but for experts."""
   return [from_json(record) for record in _read(file)]
 
 

@@ -95,6 +95,7 @@ class Sampler:
       truncation: sampling.Truncation = sampling.Truncation(),
       enough: Callable[[Sequence[Trajectory]], bool] = lambda finished: False,
       watch: Callable[[Trajectory], None] = lambda grown: None,
+      routing: bool = False,
   ) -> Rollouts:
     """Samples a trajectory for every request.
 
@@ -118,6 +119,8 @@ class Sampler:
         this process has finished. True means that the rest is not needed.
       watch: Callback that receives each trajectory of this process whenever it
         has grown. A trajectory that is sampled again starts from nothing.
+      routing: Flag that returns the experts of all tokens, which the engine
+        must record.
 
     Returns:
       Trajectories without rewards in the order of `requests`, and the search
@@ -138,6 +141,7 @@ class Sampler:
         driver.run, engine=self.engine, search=search, dialogue=self.dialogue,
         tokenizer=self.tokenizer, budgets=self.budgets, step=step,
         policy_step=policy_step, schedule=schedule, watch=watch,
+        routing=routing,
         agree=_results_of_first if self.together else lambda results: results)
     if requests:
       with progress.phase('Compiling the programs that sample'):

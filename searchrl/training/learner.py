@@ -11,7 +11,7 @@ one compiled loop, to score a mini-batch and to make an optimiser step on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import contextlib
 import dataclasses
 from typing import Any, NamedTuple
@@ -28,11 +28,11 @@ from searchrl.models import transformer
 from searchrl.rl import algorithms
 from searchrl.rl import diagnostics
 from searchrl.rl import turn_fields
-from searchrl.rl.masked import Mean
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.training import minibatches as minibatches_lib
 from searchrl.training import optimizer as optimizers
+from searchrl.training import step_metrics
 from searchrl.training.minibatches import MiniBatch, PackedBatch
 from searchrl.training.train_step import (
     ForwardOptions, State, TrainState, TrainStep)
@@ -187,8 +187,9 @@ class Learner:
   def logprobs(self, state: State, packed: PackedBatch,
                base: transformer.Params | None = None) -> np.ndarray:
     """Returns log pi of every token of a batch, in nats, [B T]."""
-    return self._per_token('logprobs', self.train_step.logprobs, packed,
-                           state['policy'].params, self._frozen(base))
+    return self._per_token(
+        'logprobs', self.train_step.logprobs, packed, state['policy'].params,
+        self._frozen(base), replay=True)
 
   def update(self, state: State, packed: PackedBatch,
              base: transformer.Params | None = None, timer: Timer = _untimed
@@ -217,7 +218,7 @@ class Learner:
         old.append(old_logprobs)
     if batch.old_logprobs is None:
       batch = dataclasses.replace(batch, old_logprobs=packed.from_rows(old))
-    metrics = (_means(per_step)
+    metrics = (step_metrics.means(per_step)
                | diagnostics.describe(batch, advantages, packed.trained)
                | diagnostics.mismatch(batch, packed.trained))
     return Updated(state, metrics, batch, advantages, packed.trained)
@@ -253,12 +254,14 @@ class Learner:
                         transformer.logical_axes(step.shape))
     stacked = jax.tree.map(
         lambda x: describe(x, (None, 'batch') + (None,) * (x.ndim - 2)),
-        minibatch.rows)
+        dataclasses.replace(
+            minibatch.rows, routing=step.abstract_routing(minibatch.rows)))
     return (True, step.abstract_state(), self._frozen(base), stacked,
             denominators, jax.ShapeDtypeStruct((), np.int32))
 
   def _advantages(self, batch: Batch) -> Any:
-    return jax.device_get(self.train_step.advantages(batch))
+    return jax.device_get(self.train_step.advantages(
+        dataclasses.replace(batch, routing=None)))
 
   def _trained(self, batch: Batch, advantages: Any) -> np.ndarray:
     """Returns True for rows that have a gradient, and for empty rows."""
@@ -273,7 +276,8 @@ class Learner:
                    ) -> dict[str, np.ndarray]:
     """Returns the denominators of a mini-batch's loss, by term."""
     return jax.device_get(self.train_step.denominators(*jax.tree.map(
-        lambda x: np.asarray(x)[members], (batch, advantages))))
+        lambda x: np.asarray(x)[members],
+        (dataclasses.replace(batch, routing=None), advantages))))
 
   def _step(self, state: State, base, minibatch: MiniBatch,
             denominators: dict[str, np.ndarray]
@@ -286,21 +290,23 @@ class Learner:
     state, measured, old = self.train_step.update(
         train_policy, state, self._frozen(base), self._put(minibatch.rows),
         denominators, minibatch.count)
-    metrics = _numbers(jax.device_get(measured))
+    metrics = step_metrics.numbers(jax.device_get(measured))
     if minibatch.count:
       metrics['perf/useful_tokens'] = minibatch.useful
     return state, metrics, old
 
   def _per_token(self, name: str, step: Callable[..., jax.Array],
-                 packed: PackedBatch, params, frozen=None) -> np.ndarray:
+                 packed: PackedBatch, params, frozen=None,
+                 replay: bool = False) -> np.ndarray:
     """Returns a scoring step's number for every token of a batch, [B T]."""
     per_token = []
     for minibatch in packed.minibatches:
       rows = minibatch.rows
       self.lockstep(name, int(minibatch.count), rows.batch.tokens)
+      layout, tokens, routing = self._put((
+          rows.layout, rows.batch.tokens, rows.routing if replay else None))
       per_token.append(step(
-          params, frozen, *self._put((rows.layout, rows.batch.tokens)),
-          minibatch.count))
+          params, frozen, layout, tokens, minibatch.count, routing))
     return packed.from_rows(per_token)
 
   def _frozen(self, base):
@@ -379,7 +385,7 @@ def make(
       step and the arguments for which it is compiled; see
       `runtime.lockstep.LockstepCheck`.
     **forward_options: Fields of `train_step.ForwardOptions`: remat, dtype,
-      attend, router_aux_loss_coef.
+      attend, router_aux_loss_coef, router_replay.
 
   Raises:
     ValueError: The numbers do not match, the algorithm allows one optimiser
@@ -432,17 +438,3 @@ def _check_algorithm(algorithm: algorithms.Algorithm, minibatches: int,
   if 'values' in algorithm.needs and critic_optimizer is None:
     raise ValueError('critic_optimizer must be given for an algorithm that '
                      'needs values, but is None.')
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-  """Returns metrics as numbers, without Means whose count is 0."""
-  return {name: float(x.total / x.count if isinstance(x, Mean) else x)
-          for name, x in metrics.items()
-          if not isinstance(x, Mean) or x.count}
-
-
-def _means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:
-  """Returns the mean of each metric over the steps that report it."""
-  names = dict.fromkeys(name for metrics in per_step for name in metrics)
-  return {name: float(np.mean([m[name] for m in per_step if name in m]))
-          for name in names}

@@ -132,7 +132,9 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
   layout = packing.layout(
       documents, lengths.tolist(), count=size[0] * size[1], length=pack_length,
       places=max_segments)
-  rows = Rows(layout, packing.to_rows(batch, documents, layout))
+  to_rows = lambda tree: packing.to_rows(tree, documents, layout)
+  rows = Rows(layout, to_rows(dataclasses.replace(batch, routing=None)),
+              routing=to_rows(batch.routing))
   count = -(-len(documents) // microbatch_rows)
   computed = count * microbatch_rows * pack_length
   return MiniBatch(

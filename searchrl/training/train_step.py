@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 import optax
 
@@ -32,6 +32,7 @@ from searchrl.rl.masked import Mean
 from searchrl.runtime import activations
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
+from searchrl.training import micro_batches
 from searchrl.trajectory import Batch
 
 
@@ -76,6 +77,8 @@ class Rows:
   layout: packing.Layout
   batch: Batch
   advantages: Any = None
+  # Experts of the rollouts [M R L X], which replace the router's choices.
+  routing: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,8 @@ class ForwardOptions:
   attend: Callable[..., Array] = attention.causal
   # Coefficient of the loss that balances the load of experts.
   router_aux_loss_coef: float = 0.0
+  # Whether batches have the experts of the rollouts; see `Batch.routing`.
+  router_replay: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,11 +150,11 @@ class TrainStep:
   def logprobs(self) -> Callable[..., Array]:
     """Function that returns the log-probs of all tokens, in nats, [M R L].
 
-    Its arguments are (trained, frozen, layout, tokens [M R L], count).
+    Its arguments are (trained, frozen, layout, tokens [M R L], count, routing),
+    of which the last may be left out; see `Rows`.
     """
-    return self._jit_scoring(lambda trained, frozen, layout, tokens: (
-        self._logprobs(self._policy_params(trained, frozen), layout, tokens)[0]
-    ))
+    return self._jit_scoring(lambda trained, frozen, *rows: self._logprobs(
+        self._policy_params(trained, frozen), *rows)[0])
 
   @functools.cached_property
   def values(self) -> Callable[..., Array]:
@@ -157,7 +162,7 @@ class TrainStep:
 
     Its arguments are (critic's params, None, layout, tokens [M R L], count).
     """
-    return self._jit_scoring(lambda params, frozen, layout, tokens: (
+    return self._jit_scoring(lambda params, frozen, layout, tokens, routing: (
         self._values(params, layout, tokens)))
 
   @functools.cached_property
@@ -193,6 +198,15 @@ class TrainStep:
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding),
         self._shapes, self.state_shardings())
+
+  def abstract_routing(self, rows: Rows) -> jax.ShapeDtypeStruct | None:
+    """Returns the shape and dtype of the routing of rows, if it is replayed."""
+    options = self.shape.experts
+    if not self.forward_options.router_replay or options is None:
+      return None
+    width = self.shape.num_hidden_layers * options.num_experts_per_tok
+    return jax.ShapeDtypeStruct((*rows.batch.tokens.shape, width),
+                                experts.record_dtype(options.num_experts))
 
   def state_shardings(self) -> State:
     """Returns the shardings of the state, by network.
@@ -234,10 +248,11 @@ class TrainStep:
     return loras.attach(frozen, trained, self.lora) if (
         self.lora and frozen is not None) else trained
 
-  def _logprobs(self, params, layout: packing.Layout, tokens):
+  def _logprobs(self, params, layout: packing.Layout, tokens, routing):
     return policy_logprobs.token_outputs(
         self._split_by_words(params), tokens, self.shape,
-        temperature=self.temperature, **self._row_options(layout))
+        temperature=self.temperature, routing=routing,
+        **self._row_options(layout))
 
   def _split_by_words(self, params):
     """Returns the parameters with the logits' matrix split over words only.
@@ -296,10 +311,11 @@ class TrainStep:
 
   def _jit_scoring(self, score: Callable[..., Array]) -> Callable[..., Array]:
     """Returns a jitted function that scores micro-batches one by one."""
-    def score_all(params, frozen, layout, tokens, count: Int[Array, '']):
-      return _accumulate(
+    def score_all(params, frozen, layout, tokens, count: Int[Array, ''],
+                  routing=None):
+      return micro_batches.accumulate(
           lambda micro: ((), score(params, frozen, *micro)),
-          (layout, tokens), count)[1]
+          (layout, tokens, routing), count)[1]
 
     return dispatch.Ordered(jax.jit(
         score_all, out_shardings=meshes.sharding(self.mesh, ())), self.mesh)
@@ -333,7 +349,7 @@ class TrainStep:
     if self.shape.experts:
       denominators = denominators | {'experts': jnp.sum(rows.layout.lengths)}
     if self._sums_need_order:
-      of_micro = _summed_in_order(of_micro, self.mesh)
+      of_micro = micro_batches.summed_in_order(of_micro, self.mesh)
     shardings = meshes.shardings(
         self.mesh, {network: self.axes[network] for network in params})
 
@@ -341,7 +357,7 @@ class TrainStep:
       grads, sums = carry
       return jax.lax.with_sharding_constraint(grads, shardings), sums
 
-    return _accumulate(
+    return micro_batches.accumulate(
         functools.partial(of_micro, params, fixed, frozen, denominators), rows,
         count, constrain)
 
@@ -349,7 +365,8 @@ class TrainStep:
     params = {**fixed, **params}
     tokens, layout = micro.batch.tokens, micro.layout
     *per_token, load = self._logprobs(
-        self._policy_params(params['policy'], frozen), layout, tokens)
+        self._policy_params(params['policy'], frozen), layout, tokens,
+        micro.routing)
     values = None
     if 'critic' in params:
       values = self._values(params['critic'], layout, tokens)
@@ -388,11 +405,13 @@ def _of_experts(load: experts.Load) -> algorithms.Metrics:
   """Returns metrics of the load of the experts, as means over tokens."""
   tokens = load.tokens[0]  # those of each layer
   per_layer = load.chosen.max(-1) / jnp.maximum(load.chosen.mean(-1), 1e-9)
-  return {f'actor/experts_{name}': Mean(mean * tokens, tokens)
-          for name, mean in (
-              ('balance', experts.balance(load)),
-              ('max_load', per_layer.mean()),
-              ('entropy', load.entropy.mean() / jnp.maximum(tokens, 1)))}
+  replaced = {} if load.replaced is None else {'actor/experts_replaced': Mean(
+      load.replaced.sum(), load.chosen.sum())}
+  return replaced | {f'actor/experts_{name}': Mean(mean * tokens, tokens)
+                     for name, mean in (
+      ('balance', experts.balance(load)),
+      ('max_load', per_layer.mean()),
+      ('entropy', load.entropy.mean() / jnp.maximum(tokens, 1)))}
 
 
 def _with_old(batch: Batch, old: Array) -> Batch:
@@ -400,51 +419,3 @@ def _with_old(batch: Batch, old: Array) -> Batch:
   if batch.old_logprobs is None:
     batch = dataclasses.replace(batch, old_logprobs=old)
   return batch
-
-
-def _accumulate(function: Callable[[Any], tuple[Any, Any]], stack: Any,
-                count: Int[Array, ''],
-                constrain: Callable[[Any], Any] = lambda x: x
-               ) -> tuple[Any, Any]:
-  """Applies a function to the first `count` entries of a stack.
-
-  Returns:
-    The sum of the function's first results, and its second results stacked.
-  """
-  def apply(n):
-    return function(jax.tree.map(
-        lambda x: jax.lax.dynamic_index_in_dim(x, n, keepdims=False), stack))
-
-  def add(n, carry):
-    sums, items = carry
-    terms, item = apply(n)
-    return (constrain(jax.tree.map(jnp.add, sums, terms)),
-            jax.tree.map(lambda all_, x: all_.at[n].set(x), items, item))
-
-  size = jax.tree.leaves(stack)[0].shape[0]
-  zeros = lambda x, *leading: jnp.zeros((*leading, *x.shape), x.dtype)
-  terms, item = jax.eval_shape(apply, 0)
-  return jax.lax.fori_loop(0, count, add, (
-      jax.tree.map(zeros, terms),
-      jax.tree.map(lambda x: zeros(x, size), item)))
-
-
-def _summed_in_order(of_micro: Callable[..., Any], mesh: Mesh
-                    ) -> Callable[..., Any]:
-  """Returns `of_micro` with sums over a data-parallel mesh in one order."""
-  def of_device(*args):
-    sums, rows = of_micro(*args)
-    return jax.tree.map(lambda x: x[None], sums), rows
-
-  whole, rows = PartitionSpec(), PartitionSpec('data')
-  of_devices = jax.shard_map(
-      of_device, mesh=mesh, in_specs=(whole, whole, whole, whole, rows),
-      out_specs=rows, check_vma=False)
-
-  def in_order(*args):
-    sums, rows = of_devices(*args)
-    gathered = jax.lax.with_sharding_constraint(
-        sums, meshes.sharding(mesh, ()))
-    return jax.tree.map(lambda x: jnp.sum(x, 0), gathered), rows
-
-  return in_order

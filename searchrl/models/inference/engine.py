@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import functools
-import hashlib
 from typing import Any
 
 import jax
@@ -30,7 +29,7 @@ from searchrl.models.inference import kv_cache
 from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.models.inference import slots as programs
-from searchrl.models.inference.slot_state import Append
+from searchrl.models.inference.slot_state import Append, row_ids  # noqa: F401
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
@@ -49,17 +48,6 @@ class Stopped:
   slot: int
   tokens: tuple[int, ...]  # sampled, with the token that ended the turn
   logprobs: tuple[float, ...]  # in nats, at the sampling temperature
-
-
-def row_ids(step: int, uid: str, sample: int, turn: int) -> tuple[int, ...]:
-  """Returns the numbers that are folded into a row's random key, in order.
-
-  The uid is represented by the two 32-bit halves of the first 8 bytes of its
-  SHA-256.
-  """
-  digest = hashlib.sha256(uid.encode()).digest()
-  halves = (int.from_bytes(digest[i:i + 4], 'big') for i in (0, 4))
-  return (step, *halves, sample, turn)
 
 
 class Engine:
@@ -92,6 +80,7 @@ class Engine:
     cache_tokens: Number of tokens that all slots can hold together, if the
       cache has pages. Then call `admit` before `append`. 0: all slots can be
       full at once.
+    records: Flag that records the experts of all tokens, for `routing`.
     dtype: Data type of weights, activations and cache.
     ordered: Function that wraps each jitted program; see `runtime.dispatch`.
     shardings: Function from a tree of logical axes to a tree of shardings of
@@ -122,6 +111,7 @@ class Engine:
       few_rows: Sequence[int] = (),
       phase: Callable[[str], Any] = contextlib.nullcontext,
       cache_tokens: int = 0,
+      records: bool = False,
       dtype: Any = 'float32',
       ordered: Callable[[Any], Any] = lambda program: program,
       shardings: Callable[[Any], Any] | None = None,
@@ -143,7 +133,8 @@ class Engine:
     self._copies = copies = kv_cache.copies(shardings)
     self._state, self._programs = programs.jitted(
         config, layout, copies, dtype, steps=steps, patience=patience,
-        ordered=ordered, shardings=shardings)
+        records=records, ordered=ordered, shardings=shardings)
+    self.records = self._state.routing is not None
     any_rows = layout.any_rows and copies == 1
     # A decode may compute fewer rows if the products still round alike.
     self._rows = [slots * n // 8 for n in _EIGHTHS
@@ -245,6 +236,9 @@ class Engine:
     for count in self._tiles[:1] if self._few_rows else self._tiles:
       self._append_tiles([], count)
     self._copy([], 0)
+    if self.records:
+      self._programs['routing'](
+          state=self._state, index=self._contents.index(0))
     self._begin([])
     self._release([])
     if self._draws is not None:
@@ -421,6 +415,17 @@ class Engine:
   def used(self, slot: int) -> int:
     """Returns the number of tokens that a slot holds."""
     return self._contents.used[slot]
+
+  def routing(self, slot: int) -> Callable[[], np.ndarray]:
+    """Returns a function that waits for the experts of a stopped slot's tokens.
+
+    It returns `experts.recorded` of all layers, [T L*k], for all tokens except
+    the last one, which no layer has read.
+    """
+    tokens = self._contents.used[slot] - 1
+    table = self._programs['routing'](
+        state=self._state, index=self._contents.index(slot))
+    return lambda: jax.device_get(table)[:tokens]
 
   def release(self, slot: int) -> None:
     """Frees a stopped slot for the next trajectory."""

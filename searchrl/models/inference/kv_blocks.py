@@ -49,22 +49,28 @@ def layout(*, slots: int, length: int, block: int, parts: int,
       (heads, positions) if heads_outside else (positions, heads))
   axes = ('batch', None, *order('kv_heads', None), None)
   heads_first = lambda x: x if heads_outside else x.swapaxes(1, 2)
+  shape = slots, -(-length // block), block
   filled = lambda ends: (jnp.max(ends) + block - 1) // block
 
   def empty(config, copies, dtype):
-    shape = (copies * slots, -(-length // block),
+    sizes = (copies * slots, shape[1],
              *order(config.num_key_value_heads, block), config.head_dim)
-    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+    return jnp.zeros(sizes, dtype), jnp.zeros(sizes, dtype)
+
+  def places(tiles: Tiles, width: int):
+    column = jnp.arange(width)
+    positions = tiles.start[:, None] + column
+    return tiles.slot[:, None], jnp.where(  # out of range: dropped
+        column < tiles.length[:, None], positions // block, shape[1]
+    ), positions % block
 
   def attend(layer: Layer, q: Float[Array, 'n T H d'],
              k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
              tiles: Tiles):
     keys, values = layer
-    column = jnp.arange(q.shape[1])
-    positions = tiles.start[:, None] + column
-    place = jnp.where(  # out of range: dropped
-        column < tiles.length[:, None], positions // block, keys.shape[1])
-    index = tiles.slot[:, None], place, *order(slice(None), positions % block)
+    positions = tiles.start[:, None] + jnp.arange(q.shape[1])
+    slot, place, token = places(tiles, q.shape[1])
+    index = slot, place, *order(slice(None), token)
     keys = keys.at[index].set(k, mode='drop')
     values = values.at[index].set(v, mode='drop')
     read = lambda slot, i: tuple(
@@ -89,7 +95,8 @@ def layout(*, slots: int, length: int, block: int, parts: int,
 
   return Layout(slots=slots, block=block, has_pages=False, axes=(axes, axes),
                 any_rows=parts > 1 or token_kernel == 'triton', empty=empty,
-                attend=attend,
+                attend=attend, places=shape,
+                record=functools.partial(kv_cache.recorded, places=places),
                 copy=kv_blocks_gpu.copied if tile_kernel == 'triton' else
                 functools.partial(kv_cache.copied, axes=2))
 

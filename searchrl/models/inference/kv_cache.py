@@ -52,7 +52,11 @@ class Layout:
     length 0 it is 0.
   copy(cache, source [n], target [n], blocks) -> cache
     Copies the first blocks of some slots into others; or pages, one by one. The
-    cache is a tree of layers. Targets that are out of range must come last.
+    cache is a tuple of all layers and a table, or None. Targets that are out of
+    range must come last.
+  record(table, values [n T X], tiles) -> table
+    Writes values of the tokens of tiles into a table [..., X] with a place for
+    each token of the cache. Its other axes are `places`.
   split(x) -> x
     Splits the rows of an array over the devices in the same way as slots.
   mixed
@@ -67,6 +71,8 @@ class Layout:
   empty: Callable[[TransformerConfig, int, Any], Layer]
   attend: Callable[..., tuple[Float[Array, 'n T H d'], Layer]]
   copy: Callable[..., Any]
+  record: Callable[..., Array]
+  places: tuple[int, ...]  # shape of the places of tokens on a device
   split: Callable[[Array], Array] = lambda x: x
   mixed: Callable[..., Array] = experts.mixed
 
@@ -95,6 +101,12 @@ def copied(cache: Any, source: Int[Array, 'n'], target: Int[Array, 'n'],
   return jax.lax.fori_loop(0, blocks * jnp.sum(target < size), move, cache)
 
 
+def recorded(table: Array, values: Array, tiles: Tiles, *,
+             places: Callable[[Tiles, int], tuple[Array, ...]]) -> Array:
+  """Implements `record` of `Layout`, given a function to indices of places."""
+  return table.at[places(tiles, values.shape[1])].set(values, mode='drop')
+
+
 def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
   """Returns a layout whose slots are split over devices.
 
@@ -112,17 +124,20 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
   split = functools.partial(jax.shard_map, mesh=shardings(rows).mesh,
                             check_vma=False)  # kernels do not declare theirs
 
+  tiles = Tiles(row, row, row, pages)
+
   def copy(cache, *moves):
-    layers = (layer,) * len(cache)
-    return split(layout.copy, out_specs=layers, in_specs=(
-        layers, row, row, PartitionSpec()))(cache, *moves)
+    layers, table = cache
+    specs = (layer,) * len(layers), None if table is None else row
+    return split(layout.copy, out_specs=specs, in_specs=(
+        specs, row, row, PartitionSpec()))(cache, *moves)
 
   return dataclasses.replace(
       layout, copy=copy,
       attend=split(
           layout.attend, out_specs=(heads, layer),
-          in_specs=(layer, heads, kv_heads, kv_heads,
-                    Tiles(row, row, row, pages))),
+          in_specs=(layer, heads, kv_heads, kv_heads, tiles)),
+      record=split(layout.record, out_specs=row, in_specs=(row, row, tiles)),
       split=lambda x: jax.lax.with_sharding_constraint(x, shardings(rows)),
       mixed=experts.sharded(shardings))
 

@@ -44,10 +44,14 @@ def layout(*, slots: int, pages: int, page: int,
              config.head_dim)
     return jnp.zeros(shape, dtype)
 
+  places = functools.partial(_places, pages=pages, page=page)
+
   return Layout(
       slots=slots, block=page, has_pages=True, any_rows=True,
       axes=('batch', None, 'kv_heads', None), empty=empty,
       attend=functools.partial(_attend, sliding_window=sliding_window),
+      record=functools.partial(kv_cache.recorded, places=places),
+      places=(pages, page),
       copy=functools.partial(kv_cache.copied, axes=1))
 
 
@@ -71,14 +75,22 @@ def _attend(pages: Layer, q: Float[Array, 'n T H d'],
 def _written(pages: Layer, k, v, tiles: Tiles) -> Layer:
   """Returns the pages after the keys and values of some tiles are written."""
   rows, width, heads, size = k.shape
+  both = jnp.stack([k, v], 3).reshape(rows, width, 2 * heads, size)
+  return pages.at[_places(tiles, width, *pages.shape[:2])].set(
+      both.astype(pages.dtype), mode='drop')
+
+
+def _places(tiles: Tiles, width: int, pages: int, page: int):
+  """Returns the page and the place there of each token of some tiles.
+
+  The page of padding is out of range.
+  """
   column = jnp.arange(width)
   positions = tiles.start[:, None] + column
-  page = jnp.take_along_axis(
-      tiles.pages, positions // pages.shape[1], 1, mode='clip')
-  page = jnp.where(column < tiles.length[:, None], page, len(pages))
-  both = jnp.stack([k, v], 3).reshape(rows, width, 2 * heads, size)
-  return pages.at[page, positions % pages.shape[1]].set(  # padding is dropped
-      both.astype(pages.dtype), mode='drop')
+  number = jnp.take_along_axis(
+      tiles.pages, positions // page, 1, mode='clip')
+  return jnp.where(
+      column < tiles.length[:, None], number, pages), positions % page
 
 
 def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],

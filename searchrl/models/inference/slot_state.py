@@ -11,12 +11,24 @@ are therefore grouped by copy.
 
 from collections.abc import Sequence
 import dataclasses
+import hashlib
 
 import numpy as np
 
 from searchrl.models.inference import pages as pages_lib
 from searchrl.models.inference import sampling
 from searchrl.models.inference.kv_cache import Layout
+
+
+def row_ids(step: int, uid: str, sample: int, turn: int) -> tuple[int, ...]:
+  """Returns the numbers that are folded into a row's random key, in order.
+
+  The uid is represented by the two 32-bit halves of the first 8 bytes of its
+  SHA-256.
+  """
+  digest = hashlib.sha256(uid.encode()).digest()
+  halves = (int.from_bytes(digest[i:i + 4], 'big') for i in (0, 4))
+  return (step, *halves, sample, turn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +38,7 @@ class Append:
   slot: int
   tokens: Sequence[int]  # at least one token
   budget: int  # number of tokens that may then be sampled
-  row_ids: Sequence[int]  # step, uid halves, sample, turn; see `engine.row_ids`
+  row_ids: Sequence[int]  # step, uid halves, sample, turn; see `row_ids`
   fresh: bool  # True for a new trajectory: discard the slot's tokens first
   draw: sampling.Draw = sampling.Draw()  # used if `load` got no temperature
 
@@ -62,6 +74,7 @@ class Contents:
     self._prompts: list[tuple[int, ...]] = [()] * slots
     slot_pages = -(-length // layout.block)
     total = cache_tokens // copies // layout.block or layout.slots * slot_pages
+    self._total = total  # pages of a copy
     self._pages = [
         pages_lib.Pages(layout.slots, layout.block, slot_pages, total)
         for _ in range(copies)] if layout.has_pages else []
@@ -182,3 +195,10 @@ class Contents:
     if not self._pages:
       return None
     return np.concatenate(list(map(pages_lib.Pages.rows, self._pages, slots)))
+
+  def index(self, slot: int) -> np.ndarray:
+    """Returns a slot as [1], or its pages [N], numbered over all copies."""
+    if not self._pages:
+      return np.array([slot], np.int32)
+    copy, local = divmod(slot, self._each)
+    return self._pages[copy].table[local] + np.int32(copy * self._total)

@@ -7,6 +7,7 @@
   begin        starts a turn in slots
   decode       samples for every active slot until some have stopped
   release      stops slots in the middle of their turns
+  routing      returns the experts of a slot's tokens, if they are recorded
 
 All take the `state` of all slots, which is donated, and return the new state.
 Params are `unstacked`, and `config` is the decoder's shape. The `layout` of the
@@ -25,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from searchrl.models import experts
 from searchrl.models.inference import sampling
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 from searchrl.models.inference.stops import StopTable
@@ -47,30 +49,49 @@ class State:
   stop_state: Int[Array, 'B']  # state of the stop automaton
   budget: Int[Array, 'B']  # number of tokens that the turn may still sample
   row_key: UInt32[Array, 'B 2']  # key from (seed, step, uid, sample, turn)
+  # Experts of each token of the cache, as `experts.recorded`: the k of the
+  # first layer, and so on. None: not recorded.
+  routing: Int[Array, '*P X'] | None = None
 
 
 _PER_SLOT = [field.name for field in dataclasses.fields(State)
-             if field.name != 'cache']
+             if field.name not in ('cache', 'routing')]
 
 
-def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any
-         ) -> State:
-  """Returns the state of empty slots on `copies` devices or device groups."""
+def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any,
+          records: bool = False) -> State:
+  """Returns the state of empty slots on `copies` devices or device groups.
+
+  If `records`, the experts of all tokens are recorded.
+  """
   slots = copies * layout.slots
   cache = tuple(layout.empty(config, copies, dtype)
                 for _ in range(config.num_hidden_layers))
   ints = lambda: jnp.zeros(slots, jnp.int32)
+  first, *others = layout.places
   return State(
+      routing=jnp.zeros(
+          (copies * first, *others, routing_width(config)),
+          experts.record_dtype(config.experts.num_experts)
+      ) if records and config.experts else None,
       cache=cache, last_token=ints(), position=ints(),
       active=jnp.zeros(slots, bool), stop_state=ints(), budget=ints(),
       row_key=jnp.zeros((slots, 2), jnp.uint32))
 
 
-def logical_axes(config: TransformerConfig, layout: Layout) -> State:
+def routing_width(config: TransformerConfig) -> int:
+  """Returns the number of experts of a token in all layers."""
+  assert config.experts is not None
+  return config.num_hidden_layers * config.experts.num_experts_per_tok
+
+
+def logical_axes(config: TransformerConfig, layout: Layout,
+                 records: bool = False) -> State:
   """Returns the logical axes of every leaf, as a State like that of `empty`."""
   axes: dict[str, Any] = dict.fromkeys(_PER_SLOT, ('batch',))
   axes |= {'cache': (layout.axes,) * config.num_hidden_layers,
-           'row_key': ('batch', None)}
+           'row_key': ('batch', None),
+           'routing': ('batch',) if records and config.experts else None}
   return State(**axes)
 
 
@@ -111,9 +132,8 @@ def append(
   """
   tokens, start = layout.split(tokens), layout.split(start)
   positions = start[:, None] + jnp.arange(tokens.shape[1])
-  _, cache = _layers(params, tokens, positions, state.cache,
-                     Tiles(slot, start, length, pages), config, layout)
-  return dataclasses.replace(state, cache=cache)
+  return _layers(params, tokens, positions, state,
+                 Tiles(slot, start, length, pages), config, layout)[1]
 
 
 def copy(
@@ -125,8 +145,18 @@ def copy(
   If the layout has pages, source and target are pages of one device, and blocks
   is 1, or 0 to copy nothing. Rows that copy nothing come last.
   """
-  return dataclasses.replace(
-      state, cache=layout.copy(state.cache, source, target, blocks))
+  cache, table = layout.copy(
+      (state.cache, state.routing), source, target, blocks)
+  return dataclasses.replace(state, cache=cache, routing=table)
+
+
+def routing(state: State, index: Int[Array, 'n']) -> Int[Array, 'T X']:
+  """Returns the experts of all places of a slot, given the slot or its pages.
+
+  Numbers are those of all devices together.
+  """
+  assert state.routing is not None
+  return state.routing[index].reshape(-1, state.routing.shape[-1])
 
 
 def begin(
@@ -251,8 +281,8 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
   cached = state.position - 1
   row = jnp.arange(len(cached)) % layout.slots if slot is None else slot
   tiles = Tiles(row, cached, state.active.astype(jnp.int32), pages)
-  x, cache = _layers(params, state.last_token[:, None], cached[:, None],
-                     state.cache, tiles, config, layout)
+  x, state = _layers(params, state.last_token[:, None], cached[:, None],
+                     state, tiles, config, layout)
   logits = transformer.logits(
       params, transformer.final_norm(params, x[:, 0], config),
       config.unused_ids)
@@ -263,7 +293,7 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
   ended = stop.hit[state.stop_state, token] | (budget <= 0)
   keep = lambda new, old: jnp.where(state.active, new, old)
   return dataclasses.replace(
-      state, cache=cache, last_token=token,
+      state, last_token=token,
       position=keep(state.position + 1, state.position),
       active=state.active & ~ended,
       stop_state=keep(stop.next_state[state.stop_state, token].astype(
@@ -271,28 +301,37 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
       budget=keep(budget, state.budget)), token, logprob
 
 
-def _layers(params, tokens, positions, cache, tiles: Tiles, config, layout):
+def _layers(params, tokens, positions, state: State, tiles: Tiles, config,
+            layout):
   """Runs all layers, unrolled, each with its own cache."""
   x = params['embed']['embedding'][tokens]
-  new = []
-  for weights, layer in zip(params['layers'], cache, strict=True):
-    x, layer = _layer(weights, layer, x, positions, tiles, config, layout)
+  new, chosen = [], []
+  for weights, layer in zip(params['layers'], state.cache, strict=True):
+    (x, layer), sown = _layer(weights, layer, x, positions, tiles, config,
+                              layout, state.routing is not None)
     new.append(layer)
-  return x, tuple(new)
+    chosen += [routes.ids for routes in sown.get('chosen', ())]
+  table = state.routing
+  if table is not None:
+    ids = experts.recorded(jnp.stack(chosen, 1), config.experts.num_experts)
+    table = layout.record(table, ids.reshape(*tokens.shape, -1), tiles)
+  return x, dataclasses.replace(state, cache=tuple(new), routing=table)
 
 
 # It is traced once for all layers, and leaves no call in the programs.
-@functools.partial(jax.jit, static_argnums=(5, 6), inline=True)
-def _layer(weights, layer, x, positions, tiles, config, layout):
-  """Runs one layer."""
-  return transformer.Block(config, layout.mixed).apply(
+@functools.partial(jax.jit, static_argnums=(5, 6, 7), inline=True)
+def _layer(weights, layer, x, positions, tiles, config, layout, records):
+  """Runs one layer. The second result has its routing, if `records`."""
+  result = transformer.Block(config, layout.mixed).apply(
       {'params': weights}, x, positions,
-      lambda q, k, v: layout.attend(layer, q, k, v, tiles))
+      lambda q, k, v: layout.attend(layer, q, k, v, tiles),
+      mutable=('routing',) if records else False)
+  return (result[0], dict(result[1]['routing'])) if records else (result, {})
 
 
 def jitted(
     config: TransformerConfig, layout: Layout, copies: int, dtype: Any, *,
-    steps: int, patience: int, ordered: Callable[[Any], Any],
+    steps: int, patience: int, records: bool, ordered: Callable[[Any], Any],
     shardings: Callable[[Any], Any] | None,
 ) -> tuple[State, dict[str, Callable[..., Any]]]:
   """Returns the empty slots of an engine, and its programs by name.
@@ -301,9 +340,10 @@ def jitted(
   a sharding that every process can read. The arguments are those of `Engine`.
   """
   read = shardings and shardings(())
-  held = shardings and shardings(logical_axes(config, layout))
-  state = jax.jit(functools.partial(empty, config, layout, copies, dtype),
-                  out_shardings=held)()
+  held = shardings and shardings(logical_axes(config, layout, records))
+  state = jax.jit(
+      functools.partial(empty, config, layout, copies, dtype, records),
+      out_shardings=held)()
 
   def jit(program, shardings=held, **options):
     return ordered(jax.jit(
@@ -315,5 +355,6 @@ def jitted(
       unstacked=ordered(jax.jit(functools.partial(unstacked, dtype=dtype))),
       append=jit(append, **model), copy=jit(copy, layout=layout),
       begin=jit(begin), release=jit(release),
+      routing=ordered(jax.jit(routing, out_shardings=read)),
       decode=jit(decode, shardings and (held, read), **model, steps=steps,
                  patience=patience))

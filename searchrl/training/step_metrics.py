@@ -1,0 +1,24 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of optimiser steps, as numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from searchrl.rl.masked import Mean
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+  """Returns metrics as numbers, without Means whose count is 0."""
+  return {name: float(x.total / x.count if isinstance(x, Mean) else x)
+          for name, x in metrics.items()
+          if not isinstance(x, Mean) or x.count}
+
+
+def means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:
+  """Returns the mean of each metric over the steps that report it."""
+  names = dict.fromkeys(name for metrics in per_step for name in metrics)
+  return {name: float(np.mean([m[name] for m in per_step if name in m]))
+          for name in names}
