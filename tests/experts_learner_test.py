@@ -234,10 +234,13 @@ def test_engines_split_experts_as_far_as_devices_allow(params):
 
 
 @pytest.mark.slow
-def test_adapters_of_attention_are_merged(params):
-  lora = loras.Lora(rank=2, alpha=4.0, targets=('q', 'o'))
-  adapters = jax.tree.map(lambda x: x + 0.1, loras.init(
-      lora, CONFIG, jax.random.key(0)))
+@pytest.mark.parametrize('targets', [loras.TARGETS, ('q', 'o'), ('up',)])
+def test_merged_adapters_are_the_attached_ones(params, targets):
+  lora = loras.Lora(rank=2, alpha=4.0, targets=targets)
+  rng = np.random.default_rng(2)
+  adapters = jax.tree.map(
+      lambda x: 0.1 * rng.normal(size=x.shape).astype(np.float32),
+      loras.init(lora, CONFIG, jax.random.key(0)))
   tokens = np.random.default_rng(1).integers(0, 96, (3, 12))
   run = jax.jit(functools.partial(policy_logprobs.token_logprobs,
                                   config=CONFIG))
@@ -246,10 +249,39 @@ def test_adapters_of_attention_are_merged(params):
       run(loras.merge(params, adapters, lora), tokens)[0], atol=1e-4)
 
 
-def test_adapters_of_experts_are_refused():
-  with pytest.raises(ValueError, match=(
-      r"lora.targets must be .* have no \['up'\]. Choose some of \('q'")):
-    make(meshes.make(**ONE), lora=loras.Lora(2, 4.0, targets=('q', 'up')))
+def test_every_expert_has_an_adapter_of_its_own(params):
+  lora = loras.Lora(rank=2, alpha=4.0, targets=('down',))
+  adapters = loras.init(lora, CONFIG, jax.random.key(0))
+  adapter = adapters['layers']['expert_down']
+  assert adapter['lora_a'].shape == (2, 8, 24, 2)
+  adapter['lora_b'] = jnp.ones((2, 8, 2, 32)).at[:, 1:].set(0)
+  before = params['layers']['expert_down']['kernel']
+  merged = loras.merge(params, adapters, lora)['layers']['expert_down']['kernel']
+  np.testing.assert_allclose(
+      merged[:, 0] - before[:, 0], np.broadcast_to(2 * np.asarray(
+          adapter['lora_a'][:, 0].sum(-1, keepdims=True)), (2, 24, 32)),
+      atol=1e-6)
+  np.testing.assert_array_equal(merged[:, 1:], before[:, 1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ways', [ONE, MESHES[2]], ids=str)
+def test_an_update_of_adapters_is_that_of_merged_weights(params, ways):
+  """By the chain rule: with A fixed, the gradient of B is scale A' dW."""
+  lora = loras.Lora(rank=2, alpha=4.0, targets=('up',))
+  learner = make(meshes.make(**ways), lora=lora, microbatch_rows=16)
+  state = learner.init(params)
+  before = jax.device_get(state['policy'].params)['layers']['expert_up']
+  batch = learning.ragged_batch()
+  result = learner.update(state, learner.score(state, batch, params), params)
+  after = jax.device_get(result.state['policy'].params)['layers']['expert_up']
+  whole, _ = updated(params, meshes.make(**ONE), microbatch_rows=16)
+  dw = (params['layers']['expert_up']['kernel']
+        - whole['layers']['expert_up']['kernel']) / 0.1
+  np.testing.assert_array_equal(after['lora_a'], before['lora_a'])  # as B is 0
+  np.testing.assert_allclose(
+      after['lora_b'], -0.1 * lora.scale * np.einsum(
+          'ledr,ledf->lerf', before['lora_a'], dw), atol=2e-5)
 
 
 def test_a_token_uses_the_parameters_of_its_experts():

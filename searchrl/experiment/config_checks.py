@@ -186,8 +186,6 @@ def check_shape(config, shape: transformer.TransformerConfig) -> None:
   sequence_attention.check(
       shape, sequence=config.mesh.sequence, tensor=max(config.mesh.tensor, 1),
       pack_length=config.learner.pack_length)
-  if config.model.lora.rank:
-    loras.check(loras.Lora(**config.model.lora), shape)
   balance = config.learner.get('router_aux_loss_coef', 0)  # none in tuning
   _refuse((balance and not shape.experts,
            'learner.router_aux_loss_coef must be 0 for a model without experts, '

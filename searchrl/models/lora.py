@@ -8,6 +8,9 @@ one, which is also the reference policy.
 
   layers/<target>/lora_a [L D r]   layers/<target>/lora_b [L r F]
 
+In a mixture of experts, the targets gate, up and down are the matrices of every
+expert, each with adapters of its own: lora_a [L E D r] and lora_b [L E r F].
+
 Source: Hu et al. 2021, LoRA, arXiv:2106.09685, section 4.1.
 """
 
@@ -57,38 +60,37 @@ class Lora:
     return self.alpha / self.rank
 
 
-def check(lora: Lora, config: TransformerConfig) -> None:
-  """Raises a ValueError if the model has no matrix named as a LoRA target."""
-  missing = [target for target in lora.targets
-             if target not in transformer.abstract(config)['layers']]
-  if missing:
-    raise ValueError(
-        'lora.targets must be projections that the model has, but are '
-        f'{lora.targets}, of which its experts have no {missing}. Choose some '
-        "of ('q', 'k', 'v', 'o').")
+def _names(lora: Lora, config: TransformerConfig) -> list[str]:
+  """Returns the matrices of a layer that have adapters.
+
+  In a mixture, the gates of all experts are one array, and so on.
+  """
+  layer = transformer.abstract(config)['layers']
+  return [target if target in layer else f'expert_{target}'
+          for target in lora.targets]
 
 
 def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
   """Returns float32 adapters: A uniform within +-1 / sqrt(D), and B zero."""
   kernels, layers = transformer.abstract(config)['layers'], {}
   keys = jax.random.split(key, len(lora.targets))
-  for target, target_key in zip(lora.targets, keys):
-    count, inward, outward = kernels[target]['kernel'].shape
+  for name, target_key in zip(_names(lora, config), keys):
+    *stacked, inward, outward = kernels[name]['kernel'].shape
     bound = inward ** -0.5
-    layers[target] = {
-        'lora_a': jax.random.uniform(target_key, (count, inward, lora.rank),
+    layers[name] = {
+        'lora_a': jax.random.uniform(target_key, (*stacked, inward, lora.rank),
                                      minval=-bound, maxval=bound),
-        'lora_b': jnp.zeros((count, lora.rank, outward))}
+        'lora_b': jnp.zeros((*stacked, lora.rank, outward))}
   return {'layers': layers}
 
 
 def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
   """Returns the logical axes of every leaf, as a tree like that of `init`."""
   layers, axes = {}, transformer.logical_axes(config)['layers']
-  for target in lora.targets:
-    stacked, inward, outward = axes[target]['kernel']
-    layers[target] = {'lora_a': (stacked, inward, None),
-                      'lora_b': (stacked, None, outward)}
+  for name in _names(lora, config):
+    *stacked, inward, outward = axes[name]['kernel']
+    layers[name] = {'lora_a': (*stacked, inward, None),
+                    'lora_b': (*stacked, None, outward)}
   return {'layers': layers}
 
 
@@ -114,5 +116,5 @@ def merge(base: Params, adapters: Params, lora: Lora) -> Params:
 
 @jax.jit
 def _merged(kernel, a, b, scale) -> Any:
-  more = jnp.einsum('ldr,lrf->ldf', a, b, precision='highest')
+  more = jnp.einsum('...dr,...rf->...df', a, b, precision='highest')
   return (kernel.astype(jnp.float32) + scale * more).astype(kernel.dtype)

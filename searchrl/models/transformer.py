@@ -228,15 +228,24 @@ class Block(nn.Module):
 
 
 class Kernel(nn.Module):
-  """A single parameter with the name of a kernel."""
+  """A single parameter with the name of a kernel, to which adapters are added.
+
+  A token's few experts are not known beforehand, so that the adapters of all of
+  them are multiplied, as if they were merged.
+  """
 
   shape: tuple[int, ...]
   axes: Axes
 
   @nn.compact
   def __call__(self) -> Array:
-    """Returns the parameter."""
-    return param(self, 'kernel', normal, self.shape, self.axes)
+    """Returns the parameter, plus lora_a @ lora_b if it has adapters."""
+    kernel = param(self, 'kernel', normal, self.shape, self.axes)
+    if not self.has_variable('params', 'lora_a'):
+      return kernel
+    a: Any = self.get_variable('params', 'lora_a')
+    b: Any = self.get_variable('params', 'lora_b')
+    return kernel + a @ b
 
 
 class Router(nn.Module):

@@ -404,8 +404,6 @@ def make(
         'and more than learner.max_segments, which must be at least 1, but '
         f'they are {pack_length} and {max_segments}.')
   _check_algorithm(algorithm, minibatches, critic_optimizer)
-  if lora:
-    loras.check(lora, shape)
   train_step = TrainStep(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
       temperature, ForwardOptions(**forward_options))
