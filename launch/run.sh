@@ -14,7 +14,9 @@ cd "$(dirname "$0")/.."
 command=(python -m searchrl.main)
 if [[ ${1:-} == --dry-run ]]; then
   shift
-  echo "${command[@]}" "$@"
+  printf "%s" "${command[*]}"
+  printf " %q" "$@"
+  echo
   exit
 fi
 workdir=

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """baselines: what each asks, searches and answers, by a scripted model."""
 
+import dataclasses
+
 import fakes
 import pytest
 import sampler_test
@@ -60,6 +62,30 @@ ANSWER = '<answer> here </answer>'
 
 def ask(text):
   return f'<search> {text} </search>'
+
+
+def test_queries_that_fail_are_repeated_once_the_engine_answers():
+  made, _ = prompted([ANSWER])
+  calls = []
+
+  class Engine:
+    is_down = True
+
+    def wait(self):
+      calls.append('wait')
+      self.is_down = len(calls) < 3
+
+    def __call__(self, queries):
+      calls.append([query.text for query in queries])
+      return [SearchError('unavailable', 'down') if (
+          self.is_down and query.text != 'b') else (
+              Passage(query.text, '', '', 1.0),) for query in queries]
+
+  attempts = [baselines._Attempt(QUESTION, text) for text in 'abc']
+  made = dataclasses.replace(made, search=Engine())
+  assert [passage.id for passage, in made.find(attempts)] == ['a', 'b', 'c']
+  assert calls == ['wait', ['a', 'b', 'c'], 'wait', ['a', 'c']]
+  assert made.find([]) == [] and len(calls) == 4
 
 
 def test_direct_and_thought_answer_without_a_search():

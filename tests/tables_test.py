@@ -127,7 +127,7 @@ def test_a_job_prints_what_is_there_and_the_commands_of_the_rest(
   text = (tmp_path / 'out/table.txt').read_text()
   assert capsys.readouterr().out == text
   lines = [line.split() for line in text.splitlines()]
-  assert ['qwen2.5-7b', 'Direct', 'Inference', 'nq', '0.134', '0.140',
+  assert ['qwen2.5-7b', 'Direct', 'Inference', 'nq', '0.134', '0.140', '3610',
           '0.129-0.152', '0.006', 'agrees'] in lines
   commands = text.partition('To run:')[2]
   assert 'methods/qwen2.5-7b-instruct' not in commands  # it is there
@@ -146,6 +146,51 @@ def test_a_job_prints_what_is_there_and_the_commands_of_the_rest(
   assert '<td>0.140</td>' in (tmp_path / 'out/table.html').read_text()
   latex = (tmp_path / 'out/table.tex').read_text()
   assert '95\\% interval' in latex and latex.count('\\\\') == 1 + len(cells)
+
+
+def test_a_run_with_another_config_than_its_command_has_no_verdict(tmp_path):
+  config = paper_tables.get_config('search_r1/table2')
+  config.table.update(runs=str(tmp_path), flags='--config.search.engine=remote')
+  place = tmp_path / 'ppo-search_r1-qwen2.5-7b'
+  written(place, [dict(set='nq', n=9, em=0.5)])
+
+  def verdict(**changes):
+    """The verdict of a run of the command, with changed fields."""
+    made = config_files.load('configs/ppo.py:search_r1/qwen2.5-7b')
+    config_fields.assign(made, {
+        name.replace('__', '.'): [value] for name, value in changes.items()}, '')
+    (place / 'config.json').write_text(made.to_json())
+    tables.run(config, str(tmp_path / 'out'))
+    cell, = (cell for cell in json.loads(
+        (tmp_path / 'out/table.json').read_text()) if cell.get('n'))
+    return cell['verdict']
+
+  same = dict(search__engine='remote', rollout__tensor='4')
+  assert verdict(**same) == 'agrees'
+  assert 'other config' not in (tmp_path / 'out/table.txt').read_text()
+  assert verdict(**same, train__num_steps='4', model__path='tiny') == (
+      'other config')
+  for name in ('table.txt', 'table.html', 'table.tex'):
+    assert 'train.num_steps=4, not 1005' in (
+        tmp_path / 'out' / name).read_text().replace('\\_', '_')
+  assert verdict(search__engine='bm25') == 'other config'
+
+
+def test_answers_whose_search_failed_are_not_compared(tmp_path):
+  written(tmp_path / 'grpo', [
+      dict(set='nq', n=9, em=0.5, search_errors=2)])
+  way = tables.source(dict(config='grpo.py'), str(tmp_path))
+  cell, = tables.cells(dict(sets=['nq'], score='em'), 'm', 'GRPO', [.5], [way])
+  assert cell['verdict'] == '2 searches failed'
+
+
+def test_a_damaged_file_of_scores_is_named(tmp_path):
+  (tmp_path / 'grpo').mkdir()
+  (tmp_path / 'grpo/table.json').write_text('[{')
+  way = tables.source(dict(config='grpo.py'), str(tmp_path))
+  with pytest.raises(ValueError, match='grpo/table.json must be the table of an '
+                     'evaluation, but is damaged: .* Delete it and repeat'):
+    tables.cells(dict(sets=['nq'], score='em'), 'm', 'GRPO', [.5], [way])
 
 
 def test_the_flags_of_a_row_replace_the_shared_ones(tmp_path):

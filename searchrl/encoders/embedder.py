@@ -239,7 +239,7 @@ def locate(path: str) -> pathlib.Path:
       or cannot be reached.
   """
   return TINY_E5 if str(path) == 'tiny_e5' else pathlib.Path(
-      weights.locate(path))
+      weights.locate(path, 'encoder.path'))
 
 
 def digest(folder: pathlib.Path, settings: Settings) -> str:

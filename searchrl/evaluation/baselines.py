@@ -19,6 +19,7 @@ from typing import Any
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import prompts
 from searchrl.rollouts.sampler import Sampler
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import (
     Action, Passage, Passages, Query, Question, Request, SearchError, SearchFn,
     StopReason, Trajectory, Turn)
@@ -68,10 +69,22 @@ class PromptedModel:
 
   def find(self, attempts: Sequence['_Attempt']
           ) -> list[Passages | SearchError]:
-    """Returns the engine's results for the queries of attempts."""
+    """Returns the engine's results for the queries of attempts.
+
+    It waits for an engine that is out of service, and then repeats the queries
+    that failed, once.
+    """
     top_k = self.sampler.budgets.top_k
-    return list(self.search([Query(x.query, top_k, x.question, self.step)
-                             for x in attempts])) if attempts else []
+    queries = [Query(x.query, top_k, x.question, self.step) for x in attempts]
+    results: dict[int, Passages | SearchError] = {}
+    missing = range(len(queries))
+    for _ in range(2):
+      if missing:
+        engine_wrappers.wait(self.search)
+        results |= zip(missing, self.search([queries[n] for n in missing]))
+        missing = [
+            n for n in missing if isinstance(results[n], SearchError)]
+    return [results[n] for n in range(len(queries))]
 
   def below(self, passages: Sequence[Passage], text: str) -> str:
     """Returns a text below passages.

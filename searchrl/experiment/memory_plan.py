@@ -248,24 +248,36 @@ def _rollouts(config, shape, mesh, kind
 def resolved(config) -> Any:
   """Returns the config with the lengths that the tokenizer determines.
 
-  Without a tokenizer, and for a job that only samples from a hub's model, the
-  lengths are those of the config.
+  Without a tokenizer on this machine, the lengths are those of the config.
   """
   if not {'rollout', 'dialogue', 'plan'} <= {*config} or (
       'rejection' in config):
     return config
   config = copy.deepcopy(config)
-  folder = pathlib.Path(config.model.path or policy.TINY_BASE)
-  if folder.is_dir() and not (folder / 'tokenizer.json').is_file():
-    return config
-  if 'learner' in config or folder.is_dir():
+  trains = 'learner' in config
+  if _has_tokenizer(config.model.path or str(policy.TINY_BASE)):
     return model_defaults.resolved(
-        config, trains='learner' in config, devices=config.plan.devices)
-  if config.plan.devices and (
+        config, trains=trains, devices=config.plan.devices)
+  if not trains and config.plan.devices and (
       'rollout.max_num_seqs' in dict(rules.unset(config))):
     copies = _trial(config)[2] // config.rollout.tensor
     config.rollout.max_num_seqs = model_defaults.SLOTS * copies
   return config
+
+
+def _has_tokenizer(path: str) -> bool:
+  """Returns whether a model's tokenizer is on this machine.
+
+  A path that is neither a directory nor a hub id counts, so that it is named
+  where it is read.
+  """
+  if pathlib.Path(path).is_dir():
+    return (pathlib.Path(path) / 'tokenizer.json').is_file()
+  if not (SHAPES / path / 'config.json').is_file():
+    return True
+  import huggingface_hub  # slow to import
+  return isinstance(
+      huggingface_hub.try_to_load_from_cache(path, 'tokenizer.json'), str)
 
 
 def shape_folder(path: str) -> str:

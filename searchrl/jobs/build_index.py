@@ -52,9 +52,15 @@ def run(config, workdir: str) -> None:
         'imported vectors need encoder.path, the encoder that made them, for '
         'the queries. Add --config.encoder.path=...')
   processes.agree('config', config.to_json())
-  workdirs.Workdir(folder, config, _FREE).prepare()
+  directory = workdirs.Workdir(folder, config, _FREE)
+  directory.check()
+  path = config.encoder.path
+  if path and not pathlib.Path(embedder.locate(path)).is_dir():
+    raise FileNotFoundError('encoder.path must be the folder of a BERT, or a '
+                            f'hub id, but {path} is none.')
   with progress.phase(f'Reading {config.corpus}'):
     corpus = datasets.shared(lambda: mapped_corpus.load(config.corpus))
+  directory.prepare()
   if tuple(config.build) == ('bm25',) and not config.encoder.path:
     _check_room(config, folder, vector_store.Recipe(
         corpus.digest, {}, len(corpus), config.ngrams.dim), has_vectors=False)
@@ -107,9 +113,6 @@ def _encoder(config, corpus) -> tuple[dense.EncodeFn, dict[str, Any], int]:
   options = config.encoder.to_dict()
   path = options.pop('path')
   if path:
-    if not pathlib.Path(embedder.locate(path)).is_dir():  # uses no device
-      raise FileNotFoundError('encoder.path must be the folder of a BERT, or a '
-                              f'hub id, but {path} is none.')
     encoder = embedder.load(path, embedder.Settings(**options))
     return encoder, encoder.about, encoder.dim
   ngrams = dict(config.ngrams)

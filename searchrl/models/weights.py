@@ -36,7 +36,7 @@ _ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
 SHIPPED = ('tiny_base', 'tiny_instruct', 'tiny_proposer', 'tiny_raw')
 
 
-def locate(path: str | pathlib.Path) -> str:
+def locate(path: str | pathlib.Path, field: str = 'model.path') -> str:
   """Returns the local folder of a model, fetched from the hub if necessary.
 
   Args:
@@ -44,6 +44,7 @@ def locate(path: str | pathlib.Path) -> str:
       `gguf_files.unpacked`), or a hub id. A hub id is such as
       'Qwen/Qwen2.5-7B', or with a branch, tag or commit 'Qwen/Qwen2.5-7B@main'.
       Only json, safetensors and tokenizer files are fetched.
+    field: Config field that names the model, for errors.
 
   Raises:
     FileNotFoundError: There is no such folder, and the hub lacks the model or
@@ -63,10 +64,11 @@ def locate(path: str | pathlib.Path) -> str:
     return huggingface_hub.snapshot_download(
         hub_id[1], revision=hub_id[2], allow_patterns=list(_FETCHED))
   except Exception as error:  # the hub raises its own, of many kinds
+    reason = str(error).partition('\n')[0].strip('. ')
     raise FileNotFoundError(
-        f'model.path must be a folder or a hub id, but {path} is no folder and '
-        f'could not be fetched: {type(error).__name__} {error}. Check the name '
-        'and the revision, or fetch it elsewhere and give the folder.'
+        f'{field} must be a folder or a hub id, but {path} is no folder and '
+        f'could not be fetched: {type(error).__name__} {reason}. Check the '
+        'name and the revision, or fetch it elsewhere and give the folder.'
     ) from error
 
 

@@ -43,13 +43,15 @@ from typing import Any, NamedTuple
 from searchrl.data import datasets
 from searchrl.evaluation import evaluator
 from searchrl.evaluation import figures
+from searchrl.papers import deviations
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 
 _HERE = pathlib.Path(__file__).parent
-COLUMNS = ('model', 'row', 'set', 'paper', 'ours', '95% interval', 'difference',
-           'verdict')
+COLUMNS = ('model', 'row', 'set', 'paper', 'ours', 'n', '95% interval',
+           'difference', 'verdict')
 NOT_RUN = 'not run'
+_SHOWN = 6  # fields of a run with another config
 _Command = tuple[str, tuple[str, ...], str]  # config, flags, folder of the run
 
 
@@ -65,6 +67,23 @@ def load(name: str) -> dict[str, Any]:
   return tomllib.loads((_HERE / f'{name}.toml').read_text('utf-8'))
 
 
+class Measured(NamedTuple):
+  """The score of a set, the bounds of its interval, and two counts.
+
+  Attributes:
+    score: Mean over questions, and over seeds.
+    low, high: Bounds of the 95 % interval.
+    n: Number of questions.
+    lost: Number of answers whose search failed, over all seeds.
+  """
+
+  score: float
+  low: float
+  high: float
+  n: int
+  lost: int
+
+
 class Source(NamedTuple):
   """The runs from which a row is measured with one seed.
 
@@ -73,12 +92,14 @@ class Source(NamedTuple):
     scored: Folder of the last run that has the scores.
     method: Name of the method in the last run; '': it has one.
     engine: Name of the engine in the last run; '': it has one.
+    arms: Name of the run of a sweep for each command; '': it is no sweep.
   """
 
   commands: tuple[_Command, ...]
   scored: str = ''
   method: str = ''
   engine: str = ''
+  arms: tuple[str, ...] = ()
 
   @property
   def scores(self) -> pathlib.Path | None:
@@ -91,6 +112,17 @@ class Source(NamedTuple):
     return [] if self.scores else [
         command for command in self.commands
         if command == self.commands[-1] or not _is_there(command[2])]
+
+  def deviations(self, shared: str) -> list[str]:
+    """Returns the fields in which a run differs from its command.
+
+    Args:
+      shared: Flags of all commands.
+    """
+    return [text for command, arm in zip(self.commands, self.arms)
+            for text in deviations.of_run(
+                pathlib.Path(command[2], arm), command[0],
+                _flags(command, shared), arm)]
 
 
 def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
@@ -106,7 +138,7 @@ def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
     **fields: The {model} or the {size}.
   """
   needs = way.get('needs', {})
-  commands, needed = [], ''
+  commands, arms, needed = [], [], ''
   needs = needs if isinstance(needs, Mapping) else {'config': needs}
   for entry in (needs, way):
     config, name, arm, *flags = (
@@ -122,10 +154,11 @@ def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
       if arm:
         flags.append(f"--config.sweep.order=('{arm}',)")
       commands.append((config, tuple(flags), str(place)))
+      arms.append(arm)
       needed = str(place / arm)
   return Source(
       tuple(commands), str(pathlib.Path(needed) / way.get('within', '')),
-      way.get('method', ''), way.get('engine', ''))
+      way.get('method', ''), way.get('engine', ''), tuple(arms))
 
 
 def run(config, workdir: str) -> None:
@@ -139,27 +172,43 @@ def run(config, workdir: str) -> None:
   options = config.table
   table = load(options.name)
   rows, commands, ready = [], [], []
+  notes: dict[tuple[str, ...], list[str]] = {}  # rows by differing fields
   for model, row, paper, ways in _lines(table, options):
     for way in ways:
       commands += way.missing
       ready += way.missing[:1]
-    rows += cells(table, model, row, paper, ways, is_small=bool(options.small))
+    differing = [] if any(way.missing for way in ways) else dict.fromkeys(
+        text for way in ways for text in way.deviations(options.flags))
+    if differing:
+      notes.setdefault((*differing,), []).append(f'{model} {row}')
+    rows += cells(table, model, row, paper, ways, is_small=bool(options.small),
+                  is_other=bool(differing))
+  note = _described(notes)
   text = '\n\n'.join(filter(None, (
-      f'{table["title"]} of arXiv:{table["arxiv"]}, in '
-      f'{evaluator.NAMED[table["score"]]}',
+      _title(table),
       figures.table([row for row in rows if row['verdict'] != NOT_RUN or
                      row['set'] == table['sets'][-1]], COLUMNS),
+      note, f'Runs are looked for in {options.runs} (--config.table.runs).',
       'To run:\n\n' + '\n'.join(
           ' \\\n    '.join(('python -m searchrl.main ' + flags[0], *flags[1:]))
           for flags in _to_run(commands, options)) if commands else '')))
   folder = pathlib.Path(workdir)
   for name, written in (
-      ('table.txt', text), ('table.html', as_html(table, rows)),
-      ('table.tex', as_latex(table, rows)),
+      ('table.txt', text), ('table.html', as_html(table, rows, note)),
+      ('table.tex', as_latex(table, rows, note)),
       ('table.json', json.dumps(rows, indent=1)),
       ('to_run.txt', '\n'.join(map(' '.join, _to_run(ready, options))))):
     atomic_files.write(folder / name, written + '\n' * bool(written))
   processes.say(text, sys.stdout)
+
+
+def _described(notes: Mapping[tuple[str, ...], Sequence[str]]) -> str:
+  """Returns a line for each group of rows whose runs have another config."""
+  return '\n'.join(
+      f'{", ".join(rows)}: other config than in the command: '
+      + '; '.join(fields[:_SHOWN])
+      + (f'; and {len(fields) - _SHOWN} more' if len(fields) > _SHOWN else '')
+      for fields, rows in notes.items())
 
 
 def _lines(table: Mapping[str, Any], options: Any
@@ -177,13 +226,23 @@ def _lines(table: Mapping[str, Any], options: Any
 
 def cells(table: Mapping[str, Any], model: str, row: str,
           paper: Sequence[float], ways: Sequence[Source], *,
-          is_small: bool = False
+          is_small: bool = False, is_other: bool = False
          ) -> list[dict[str, Any]]:
   """Returns a row of COLUMNS for each set of the paper and of the run.
 
-  The verdict says whether the paper's number is in our interval. In the small
+  The verdict says whether the paper's number is in our interval, if all searches
+  were answered and the runs have the configs of their commands. In the small
   version, only the paper's mean is shown, and if a run has one set, its score
   is compared with the mean. A row is measured once all its seeds are there.
+
+  Args:
+    table: Content of the table's file.
+    model: Name of the model, for the rows.
+    row: Name of the row.
+    paper: The paper's numbers, one for each set, or none.
+    ways: The source of each seed.
+    is_small: True if the tiny bases take the place of the paper's models.
+    is_other: True if a run has another config than its command.
   """
   names = [datasets.MEAN] if is_small else table['sets']
   papers = dict(zip(table['sets'], paper))
@@ -197,18 +256,21 @@ def cells(table: Mapping[str, Any], model: str, row: str,
     cell: dict[str, Any] = {
         'model': model, 'row': row, 'set': name, 'paper': papers.get(name)}
     if name in measured:
-      ours, low, high = measured[name]
-      cell |= {'ours': ours, '95% interval': f'{low:.3f}-{high:.3f}'}
+      ours, low, high, n, lost = measured[name]
+      cell |= {'ours': ours, 'n': n, '95% interval': f'{low:.3f}-{high:.3f}',
+               'verdict': f'{lost} searches failed' if lost else ''}
       if name in papers:
-        cell |= {'difference': ours - papers[name], 'verdict': (
+        cell['difference'] = ours - papers[name]
+        cell['verdict'] = cell['verdict'] or (
+            'other config' if is_other else
             'lower' if high < papers[name] else
-            'higher' if low > papers[name] else 'agrees')}
+            'higher' if low > papers[name] else 'agrees')
     result.append({'verdict': '' if name in measured else NOT_RUN} | cell)
   return result
 
 
 def _measured(ways: Sequence[Source], score: str
-             ) -> dict[str, tuple[float, float, float]]:
+             ) -> dict[str, Measured]:
   """Returns each set's score and its 95 % interval; {} without a run.
 
   With several seeds, the score is their mean. The interval has the spread of
@@ -216,23 +278,26 @@ def _measured(ways: Sequence[Source], score: str
   """
   from scipy import special  # slow to import
   files = [way.scores for way in ways]
-  of_seeds = [_measured_once(json.loads(file.read_text()), way, score)
+  of_seeds = [_measured_once(_read(file), way, score)
               for way, file in zip(ways, files) if file and all(files)]
   result = {}
   for name in of_seeds[0] if of_seeds else ():
-    values, lows, highs = zip(*(seed[name] for seed in of_seeds))
+    values, lows, highs, counts, lost = zip(
+        *(seed[name] for seed in of_seeds))
     middle, spread = statistics.mean(values), 0.0
     if len(values) > 1:
       spread = (special.stdtrit(len(values) - 1, 0.975)
                 * statistics.stdev(values) / math.sqrt(len(values)))
     below = math.hypot(spread, middle - statistics.mean(lows))
     above = math.hypot(spread, statistics.mean(highs) - middle)
-    result[name] = middle, max(middle - below, 0.0), min(middle + above, 1.0)
+    result[name] = Measured(
+        middle, max(middle - below, 0.0), min(middle + above, 1.0),
+        min(counts), sum(lost))
   return result
 
 
 def _measured_once(rows: Sequence[Mapping[str, Any]], way: Source, score: str
-                  ) -> dict[str, tuple[float, float, float]]:
+                  ) -> dict[str, Measured]:
   """Returns the scores and intervals of one run.
 
   The interval of the mean is computed from the intervals of the sets. F1 has
@@ -243,16 +308,31 @@ def _measured_once(rows: Sequence[Mapping[str, Any]], way: Source, score: str
           and row['decoding'] == 'greedy' and (
               row['engine'] == way.engine if way.engine
               else row['engine'] != 'noise')]
-  means = {row['set']: row[score] for row in rows}
-  result = {row['set']: (row[score], *evaluator.wilson(
-      row[score] * row['n'], row['n'])) for row in rows
-            if row['set'] != datasets.MEAN}
-  if datasets.MEAN in means:
-    halves = [(high - low) / 2 for name, (_, low, high) in result.items()
-              if name not in datasets.COMMON]
-    mean, half = means[datasets.MEAN], math.hypot(*halves) / len(halves)
-    result[datasets.MEAN] = mean, max(mean - half, 0.0), min(mean + half, 1.0)
+  result = {row['set']: Measured(
+      row[score], *evaluator.wilson(row[score] * row['n'], row['n']),
+      row['n'], row.get('search_errors', 0)) for row in rows}
+  if datasets.MEAN in result:
+    halves = [(of_set.high - of_set.low) / 2 for name, of_set in result.items()
+              if name not in (*datasets.COMMON, datasets.MEAN)]
+    mean, half = result[datasets.MEAN], math.hypot(*halves) / len(halves)
+    result[datasets.MEAN] = mean._replace(
+        low=max(mean.score - half, 0.0), high=min(mean.score + half, 1.0))
   return result
+
+
+def _read(file: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the rows of a file of scores.
+
+  Raises:
+    ValueError: The file is damaged.
+  """
+  try:
+    return json.loads(file.read_text())
+  except ValueError as error:
+    raise ValueError(
+        f'{file} must be the table of an evaluation, but is damaged: {error}. '
+        'Delete it and repeat the command of that run, which writes it again '
+        'from its records.') from error
 
 
 def _table_of(folder: pathlib.Path) -> pathlib.Path | None:
@@ -274,35 +354,50 @@ def _to_run(commands: Sequence[_Command], options: Any
   """Returns the flags of each command once, quoted for a shell."""
   result = []
   for config, own, folder in dict.fromkeys(commands):
-    shared = [flag for flag in options.flags.split()
-              if not config.startswith('sft.') or (  # it reads nothing else
-                  flag.startswith('--config.data.train='))]
-    flags = {flag.partition('=')[0]: flag for flag in (*shared, *own)}
     result.append([*map(shlex.quote, (
-        f'--config=configs/{config}', f'--workdir={folder}', *flags.values()))])
+        f'--config=configs/{config}', f'--workdir={folder}',
+        *_flags((config, own, folder), options.flags)))])
   return result
 
 
-def as_html(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _flags(command: _Command, shared: str) -> list[str]:
+  """Returns the flags of a command, of which its own replace shared ones."""
+  config, own, _ = command
+  given = [flag for flag in shared.split()
+           if not config.startswith('sft.') or (  # it reads nothing else
+               flag.startswith('--config.data.train='))]
+  return [*{flag.partition('=')[0]: flag for flag in (*given, *own)}.values()]
+
+
+def as_html(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
+            note: str = '') -> str:
   """Returns a page with the table."""
   lines = [''.join(f'<td>{html.escape(figures.cell(row.get(name)))}</td>'
                    for name in COLUMNS) for row in rows]
   head = ''.join(f'<th>{name}</th>' for name in COLUMNS)
-  return (f'<!doctype html><meta charset="utf-8"><title>{table["title"]}'
-          f'</title>\n<h1>{table["title"]}</h1>\n<table><tr>{head}</tr>\n'
-          + '\n'.join(f'<tr>{line}</tr>' for line in lines) + '\n</table>')
+  title = html.escape(_title(table))
+  return (f'<!doctype html><meta charset="utf-8"><title>{title}</title>\n'
+          f'<h1>{title}</h1>\n<table><tr>{head}</tr>\n'
+          + '\n'.join(f'<tr>{line}</tr>' for line in lines) + '\n</table>\n'
+          + ''.join(f'<p>{html.escape(line)}</p>\n'
+                    for line in note.splitlines()))
 
 
-def as_latex(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-            ) -> str:
-  """Returns the table as LaTeX's tabular."""
+def as_latex(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
+             note: str = '') -> str:
+  """Returns the table as LaTeX's tabular, with its title in comments."""
   def escaped(text: str) -> str:
     return re.sub(r'([&%$#_{}])', r'\\\1', text)
 
   lines = [' & '.join(escaped(figures.cell(row.get(name)))
-                      for name in COLUMNS) for row in rows]
+                      for name in COLUMNS) + r' \\' for row in rows]
   return '\n'.join((
-      f'% {table["title"]}, arXiv:{table["arxiv"]}',
-      r'\begin{tabular}{lllrrrrl}',
-      *(f'{line} \\\\' for line in (
-          ' & '.join(map(escaped, COLUMNS)), *lines)), r'\end{tabular}'))
+      *(f'% {line}' for line in (_title(table), *note.splitlines())),
+      r'\begin{tabular}{lllrrrrrl}', r'\hline',
+      ' & '.join(map(escaped, COLUMNS)) + r' \\', r'\hline', *lines,
+      r'\hline', r'\end{tabular}'))
+
+
+def _title(table: Mapping[str, Any]) -> str:
+  return (f'{table["title"]} of arXiv:{table["arxiv"]}, in '
+          f'{evaluator.NAMED[table["score"]]}')

@@ -233,9 +233,12 @@ class Transport:
             f'{error.kind} ({error.detail}). {_REMEDIES[error.kind]} and run '
             'the same command to go on from the last checkpoint.')
       if not paused:
-        self._warn(f'Warning: the search at {self._hosts} fails with '
-                   f'{error.kind} ({error.detail}), so the run is paused, up '
-                   f'to {self._policy.pause_secs:g} s.')
+        self._warn(
+            f'Warning: the search at {self._hosts} fails with {error.kind} '
+            f'({error.detail}), so the run is paused, up to '
+            f'{self._policy.pause_secs:g} s. {_REMEDIES[error.kind]}, and the '
+            'run goes on. If the address is wrong, stop the run, correct '
+            'search.options and add --allow_changes.')
         self._counts.add(pauses=1)
         paused = True
       self._sleep(min(pause, left))

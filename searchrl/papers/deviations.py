@@ -1,0 +1,76 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Fields in which a run differs from the command that a table has for it."""
+
+from collections.abc import Iterator, Sequence
+import json
+import pathlib
+from typing import Any
+
+from searchrl.experiment import rules
+from searchrl.runtime import config_fields
+from searchrl.runtime import config_files
+
+# Fields, and groups of fields, that the numbers of a paper depend on. Those of
+# devices, speed and folders are not among them.
+_COMPARED = (
+    'algorithm.', 'reward', 'reward_options.', 'dialogue', 'model.path',
+    'model.lora.', 'optimizer.', 'critic.', 'train.num_steps', 'train.epochs',
+    'data.mix', 'data.limit', 'rollout.questions_per_step',
+    'rollout.group_size', 'rollout.temperature', 'rollout.budgets.',
+    'rollout.max_length', 'search.engine')
+
+
+def of_run(folder: pathlib.Path, config: str, flags: Sequence[str],
+           arm: str = '') -> list[str]:
+  """Returns the fields in which a run differs from its command.
+
+  Fields that the command leaves to the model or the data are not compared.
+
+  Args:
+    folder: Directory of the run.
+    config: Name of the config in configs/, perhaps with :KEY=VALUE.
+    flags: Flags of the command.
+    arm: Run of a sweep; '': the config is no sweep.
+
+  Returns:
+    A text for each field, as in "train.num_steps=4, not 1005". [] if the
+    directory has no config.json.
+  """
+  file = folder / 'config.json'
+  if not file.is_file():
+    return []
+  made = config_files.load(f'configs/{config}')
+  config_fields.assign(made, config_fields.split(flags)[0], config)
+  unset = {name for name, _ in rules.unset(made)}
+  expected = {name: value for name, value in _flat(_plain(made))
+              if name not in unset and value != ''}
+  if arm:
+    expected |= _flat(_plain(made.sweep.runs[arm]))
+  actual = dict(_flat(json.loads(file.read_text())))
+  return [f'{name}={actual[name]!r}, not {value!r}'
+          for name, value in expected.items()
+          if name.startswith(_COMPARED) and name in actual
+          and not _is_same(name, actual[name], value)]
+
+
+def _is_same(name: str, actual: Any, expected: Any) -> bool:
+  """Returns whether two values are equal; a folder of a model may have moved."""
+  if name == 'model.path':
+    actual, expected = (
+        pathlib.PurePath(path).parts[-2:] for path in (actual, expected))
+  return actual == expected
+
+
+def _plain(config: Any) -> dict[str, Any]:
+  """Returns a config as it is in a file."""
+  return json.loads(config.to_json())
+
+
+def _flat(tree: dict[str, Any], group: str = '') -> Iterator[tuple[str, Any]]:
+  """Yields each dotted name with its value."""
+  for name, value in tree.items():
+    if isinstance(value, dict) and value:
+      yield from _flat(value, f'{group}{name}.')
+    else:
+      yield f'{group}{name}', value
