@@ -272,6 +272,7 @@ FIELDS = (
     _field('learner.max_segments=0', 'at least 1'),
     _field('learner.remat=all', "'nothing'"),
     _field('learner.dtype=float16', "'bfloat16'"),
+    _field('learner.dtype=bfloat16', 'must be float32 on CPUs', device=True),
     _field('learner.router_replay=True', 'without experts'),
     _field('learner.minibatches=1000', 'divide the rows', device=True),
     _field('learner.pack_length=100', 'at least rollout.max_length',

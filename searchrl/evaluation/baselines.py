@@ -77,7 +77,7 @@ class PromptedModel:
     top_k = self.sampler.budgets.top_k
     queries = [Query(x.query, top_k, x.question, self.step) for x in attempts]
     results: dict[int, Passages | SearchError] = {}
-    missing = range(len(queries))
+    missing: Sequence[int] = range(len(queries))
     for _ in range(2):
       if missing:
         engine_wrappers.wait(self.search)

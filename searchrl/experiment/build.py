@@ -108,6 +108,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   with progress.phase('Starting the devices'):
     mesh, onto = meshes.divided(
         config.train.rollout_devices, config.rollout.tensor, **config.mesh)
+  config_checks.check_dtype(config, mesh)
   config_checks.check_processes_ahead(
       config, processes.count(), weight_sync.spans_processes(
           onto, config.rollout.tensor))

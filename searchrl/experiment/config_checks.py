@@ -220,6 +220,16 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
        "rollout.truncation='renormalise'."))
 
 
+def check_dtype(config, mesh) -> None:
+  """Raises a ValueError if the devices cannot update in learner.dtype."""
+  if (mesh.devices.flat[0].platform == 'cpu'
+      and config.learner.dtype != 'float32'):
+    raise ValueError(
+        'learner.dtype must be float32 on CPUs, for which XLA does not compile '
+        f'an update in {config.learner.dtype}. Set --config.learner.dtype='
+        'float32; rollout.dtype and model.dtype may stay.')
+
+
 def _check_staleness(staleness: int, algorithm: algorithms.Algorithm) -> None:
   """Raises a ValueError if rollouts cannot be asynchronous."""
   _refuse(

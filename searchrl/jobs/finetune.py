@@ -97,6 +97,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   check_updates(config, len(plan))
   with progress.phase(f'Loading the weights of {path}'):
     mesh = meshes.make(**config.mesh)
+    config_checks.check_dtype(config, mesh)
     model = Model(path, shape, tokenizer, weights.load(
         path, shape, dtype=config.model.dtype,
         sharding_of=functools.partial(meshes.sharding, mesh)))
