@@ -51,7 +51,7 @@ SHORT = (  # one search, then an answer
     '--config.data.mix=(1,)', '--config.data.per_hop=(100,)',
     '--config.rollout.budgets.max_turns=2', '--config.rollout.budgets.top_k=1')
 SAVED = 5  # the step in which the checkpoint of the step before is saved
-MEASURED = (3, 4, 7, 8, 9)  # steps whose CPU seconds count: no compilation
+MEASURED = (3, 4, 6, 7, 8)  # steps without compilation and without a save
 WHOLE = 'undisturbed'
 
 
@@ -252,13 +252,20 @@ def scale(work: pathlib.Path, count: int, joint: bool) -> dict:
   with futures.ThreadPoolExecutor(len(groups)) as pool:
     ends = list(pool.map(lambda number: run(
         *groups[number], [*equal_work(groups[number][0]),
-                          f'--config.seed={number}']), range(len(groups))))
+                          f'--config.seed={number}'],
+        Case('equal work', env=(('HOSTS_UNORDERED', '1'),))),
+                         range(len(groups))))
   if any(code for end in ends for code in end.codes):
     raise RuntimeError(f'a run failed:\n{ends}')
+  return scaled(folder, count, joint)
+
+
+def scaled(folder: pathlib.Path, count: int, joint: bool) -> dict:
+  """Returns the record of runs of equal work; see `scale`."""
   counted = [lines_of(file) for file in sorted(folder.glob('*/counts_*.jsonl'))]
   tokens = [{line['training/global_step']: line['perf/total_num_tokens']
-             for line in lines_of(path / 'metrics.jsonl')
-             if 'perf/total_num_tokens' in line} for _, path in groups]
+             for line in lines_of(file) if 'perf/total_num_tokens' in line}
+            for file in folder.glob('*/metrics.jsonl')]
   parts = {part for lines in counted for line in lines for part in line['cpu']}
   return dict(
       scaling='joint' if joint else 'apart', count=count, steps=len(MEASURED),
@@ -275,11 +282,8 @@ def equal_work(count: int) -> list[str]:
   """Returns flags that give each process 16 trajectories and 8 rows a step.
 
   The 8 trajectories of a mini-batch fit into the 4 rows of one micro-batch.
-  Parameters are split over the processes. With mesh.data alone, CPUs gather the
-  gradients of all devices to sum them in one order, which no other device does.
   """
   return ['--config.train.num_steps=9', '--config.train.checkpoint_every=4',
-          '--config.mesh.data=1', f'--config.mesh.fsdp={count}',
           f'--config.rollout.questions_per_step={4 * count}',
           f'--config.rollout.max_num_seqs={16 * count}',
           f'--config.learner.microbatch_rows={4 * count}']
@@ -352,24 +356,19 @@ def cases_table(lines: Sequence[dict]) -> str:
 
 
 def scaling_table(lines: Sequence[dict]) -> str:
-  """Returns the CPU seconds of equal work, as a Markdown table."""
-  measured = {(line['scaling'], line['count']): line
-              for line in lines if 'scaling' in line}
-  measured.setdefault(('apart', 1), measured['joint', 1])
+  """Returns the CPU microseconds per token of equal work, as Markdown."""
   parts = ('rollout', 'scoring', 'update', 'control', 'rest')
-  rows = ['| processes | runs | ' + ' | '.join(parts) + ' | all | relative |',
-          '|---|---|' + '---|' * (len(parts) + 2)]
-  for (kind, count), line in sorted(measured.items(), key=lambda x: x[0][1]):
-    total = {part: line['cpu'].get(part, 0) / line['tokens'] * 1e6
-             for part in parts}
-    apart = measured.get(('apart', count))
-    relative = '' if kind == 'apart' or not apart else '{:.3f}'.format(
-        sum(total.values()) / sum(
-            apart['cpu'].get(part, 0) / apart['tokens'] * 1e6
-            for part in parts))
-    rows.append(f'| {count} | {"one" if kind == "joint" else "each its own"} | '
-                + ' | '.join(f'{total[part]:.0f}' for part in parts)
-                + f' | {sum(total.values()):.0f} | {relative} |')
+  rows = ['| processes | runs | ' + ' | '.join(parts) + ' | all | relative to '
+          'one process |', '|---|---|' + '---|' * (len(parts) + 2)]
+  alone = 0.0
+  for line in sorted((line for line in lines if 'scaling' in line),
+                     key=lambda line: line['count']):
+    secs = [line['cpu'].get(part, 0) / line['tokens'] * 1e6 for part in parts]
+    alone = alone or sum(secs)
+    runs = 'one' if line['scaling'] == 'joint' else 'each its own'
+    rows.append(f'| {line["count"]} | {runs} | ' + ' | '.join(
+        f'{x:.0f}' for x in secs) + f' | {sum(secs):.0f} | '
+                f'{sum(secs) / alone:.2f} |')
   return '\n'.join(rows)
 
 

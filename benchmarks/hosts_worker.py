@@ -37,6 +37,7 @@ from searchrl.rollouts import sampler
 from searchrl.runtime import processes
 from searchrl.runtime import progress
 from searchrl.search import engines
+from searchrl.training import train_step
 
 PARTS = {'gen': 'rollout', 'old_log_prob': 'scoring', 'ref': 'scoring',
          'adv': 'update', 'update_actor': 'update', 'step': 'rest',
@@ -212,8 +213,19 @@ def keep_programs() -> None:
   compiler._cache_write = write_on_all
 
 
+def sum_as_accelerators() -> None:
+  """Lets XLA sum gradients over devices, as it does on GPUs and TPUs.
+
+  On CPUs, a run gathers the gradients of all devices and sums them in one
+  order, so that its bits do not depend on the number of processes.
+  """
+  train_step.TrainStep._sums_need_order = False
+
+
 if __name__ == '__main__':
   keep_programs()
+  if os.environ.get('HOSTS_UNORDERED'):
+    sum_as_accelerators()
   install(Ledger(pathlib.Path(sys.argv[1]) / (
       f'counts_{os.environ["JAX_PROCESS_ID"]}.jsonl')))
   main.run(sys.argv[2:])

@@ -162,22 +162,24 @@ def devices(job: Job, fsdp: int) -> dict[str, float]:
       'seconds that a chip computes': flops / job.flops / job.utilization}
 
 
-def checkpoint(job: Job, constants: Measured, split_over_hosts: bool
-              ) -> dict[str, float]:
+def checkpoint(job: Job, constants: Measured) -> dict[str, float]:
   """Returns the cost of a checkpoint: parameters and two moments, in float32.
 
-  Where a host lacks a part of the state, the digests gather all of it on every
-  host, and the steps wait. Files are written beside the next steps.
+  If the parameters are split over all chips, the digests gather all of the
+  state on every host, and the steps wait. If each host has all parts, nothing
+  is gathered. Files are written beside the next steps.
   """
   state = 12 * job.params
-  gathered = state * (1 - 1 / job.hosts) * split_over_hosts
+  gathered = state * (1 - 1 / job.hosts)
   return {
       'GB of a checkpoint': state / 1e9,
       'GB that a host writes': state / job.hosts / 1e9,
       'seconds of the file system, beside the steps': state / job.file_rate,
-      'GB that each host receives for the digests': gathered / 1e9,
-      'seconds that the steps wait for the digests': split_over_hosts * (
-          gathered / (job.chips * job.host_link) + state / constants.hash_rate)}
+      'mesh.fsdp of all: GB that each host receives for digests':
+          gathered / 1e9,
+      'mesh.fsdp of all: seconds that the steps wait for them': (
+          gathered / (job.chips * job.host_link) + state / constants.hash_rate
+          ) * (job.hosts > 1)}
 
 
 def failures(job: Job) -> dict[str, float]:
@@ -205,7 +207,7 @@ def table(jobs: Sequence[Job], constants: Measured) -> str:
         **control(job, constants),
         **_named('mesh.fsdp of a host', devices(job, job.chips)),
         **_named('mesh.fsdp of all', devices(job, job.hosts * job.chips)),
-        **checkpoint(job, constants, job.hosts > 1),
+        **checkpoint(job, constants),
         **failures(job)})
   lines = ['| of a step | ' + ' | '.join(
       f'{job.hosts} x {job.chips}' for job in jobs) + ' |',

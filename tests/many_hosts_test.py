@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'benchmarks'))
+import hosts
 import hosts_worker
 import many_hosts
 from many_hosts import Job, Measured
@@ -69,14 +70,21 @@ def test_bytes_of_parameters_and_gradients():
 
 
 def test_a_checkpoint_that_no_host_has_whole_is_gathered():
-  split = many_hosts.checkpoint(SMALL, CONSTANTS, True)
+  split = many_hosts.checkpoint(SMALL, CONSTANTS)
   assert split['GB of a checkpoint'] == pytest.approx(1200e-9)
-  assert split['GB that each host receives for the digests'] == (
-      pytest.approx(600e-9))
-  assert split['seconds that the steps wait for the digests'] == (
-      pytest.approx(600 / 100e9 + 1200 / 1e9))
-  whole = many_hosts.checkpoint(SMALL, CONSTANTS, False)
-  assert whole['seconds that the steps wait for the digests'] == 0
+  received, waited = (split[f'mesh.fsdp of all: {name}'] for name in (
+      'GB that each host receives for digests',
+      'seconds that the steps wait for them'))
+  assert received == pytest.approx(600e-9)
+  assert waited == pytest.approx(600 / 100e9 + 1200 / 1e9)
+  alone = dataclasses.replace(SMALL, hosts=1)
+  assert many_hosts.checkpoint(alone, CONSTANTS)[
+      'mesh.fsdp of all: seconds that the steps wait for them'] == 0
+
+
+def test_the_page_shows_what_the_script_prints():
+  page = (hosts.ROOT / 'docs/many_hosts.md').read_text()
+  assert hosts.simulated(1024, hosts.records()).partition('\n\n')[2] in page
 
 
 def test_failures_are_as_many_as_hosts():
