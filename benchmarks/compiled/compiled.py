@@ -190,6 +190,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
                       help='of a learner; the rest is tensor. 0: all chips')
   parser.add_argument('--expert', type=int, default=1,
                       help='ways of experts, of engines and of a learner')
+  parser.add_argument('--records', action='store_true',
+                      help='engines record experts, for a replay')
   parser.add_argument('--sequence', type=int, default=1,
                       help='ways of the positions of rows, of a learner')
   parser.add_argument('--remat', default='nothing', help='of a learner')
@@ -307,13 +309,14 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
       mesh, ())
   layout = layout_of(options, mesh, slots // copies, shape)
   axes, state_axes = transformer.logical_axes(shape), slots_lib.logical_axes(
-      shape, layout)
+      shape, layout, options.records)
   axes = slots_lib.unstacked_axes(axes, shape.num_hidden_layers)
   params = on(mesh, jax.eval_shape(
       functools.partial(slots_lib.unstacked, dtype=DTYPE),
       transformer.abstract(shape)), axes)
   state = on(mesh, jax.eval_shape(functools.partial(
-      slots_lib.empty, shape, layout, copies, DTYPE)), state_axes)
+      slots_lib.empty, shape, layout, copies, DTYPE, options.records)),
+             state_axes)
   cache = tuple(x for x in jax.tree.leaves(state)
                 if jnp.issubdtype(x.dtype, jnp.floating))
   given = lambda *dims, dtype=jnp.int32: jax.ShapeDtypeStruct(

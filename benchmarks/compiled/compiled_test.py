@@ -24,7 +24,7 @@ SHAPE = transformer.TransformerConfig(
     vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=16, intermediate_size=96)
 OPTIONS = argparse.Namespace(length=64, block=16, steps=4, parts=1, tile=8,
-                             tiles=4, attention='auto')
+                             tiles=4, attention='auto', records=False)
 # Parameters, counted on paper: k and v with a norm; q and o, the rest, a norm.
 KEYS = 2 * (64 * 32 + 32) + 64
 LAYER = KEYS + 64 * 64 * 2 + 64 + 3 * 64 * 96 + 64
@@ -260,7 +260,7 @@ NARROW = transformer.TransformerConfig(
     num_attention_heads=4, num_key_value_heads=2, head_dim=128,
     intermediate_size=512)
 LARGE = argparse.Namespace(length=2048, block=128, steps=16, parts=3, tile=128,
-                           tiles=16, attention='auto')
+                           tiles=16, attention='auto', records=False)
 # touched / needed, temporary / cache, leaves copied in loops, and around them
 BOUNDS = {
     ('v6e', 1, 'ragged', 'decode'): (1.01, .01, 0, 0),
