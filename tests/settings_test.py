@@ -18,6 +18,7 @@ from searchrl.experiment import build as builds
 from searchrl.experiment import config_checks
 from searchrl.experiment import memory_plan
 from searchrl.jobs import plan
+from searchrl.models import shipped_shapes
 from searchrl.models import weights
 from searchrl.papers import settings
 from searchrl.papers.known_models import MODELS
@@ -294,17 +295,17 @@ def test_a_run_without_questions_is_refused_before_anything_is_built(tmp_path):
 
 
 def test_the_shipped_shapes_are_those_of_the_models_and_no_others():
-  found = {str(file.parent.relative_to(memory_plan.SHAPES))
-           for file in memory_plan.SHAPES.rglob('config.json')}
+  found = {str(file.parent.relative_to(shipped_shapes.FOLDER))
+           for file in shipped_shapes.FOLDER.rglob('config.json')}
   assert found == {model.hub_id for model in MODELS.values()}
   for name, parameters in PARAMETERS.items():
     if name not in MODELS:  # only the instruct model is known
       continue
-    shape = weights.read_config(memory_plan.SHAPES / MODELS[name].hub_id)
+    shape = weights.read_config(shipped_shapes.FOLDER / MODELS[name].hub_id)
     assert shape.vocab_size * shape.hidden_size < parameters
     sibling = f'{name}-instruct'
     if sibling in MODELS:
-      other = weights.read_config(memory_plan.SHAPES / MODELS[sibling].hub_id)
+      other = weights.read_config(shipped_shapes.FOLDER / MODELS[sibling].hub_id)
       for field in ('hidden_size', 'num_hidden_layers', 'vocab_size'):
         assert getattr(shape, field) == getattr(other, field)
 
@@ -346,14 +347,14 @@ def test_a_shape_is_taken_from_where_the_model_is(tmp_path, monkeypatch):
   import huggingface_hub
   offline(monkeypatch)
   hub_id = 'Qwen/Qwen2.5-7B'
-  assert memory_plan.shape_folder(hub_id) == str(memory_plan.SHAPES / hub_id)
+  assert shipped_shapes.locate(hub_id) == str(shipped_shapes.FOLDER / hub_id)
   cached = tmp_path / 'snapshot' / 'config.json'
   monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache',
                       lambda *_: str(cached))
-  assert memory_plan.shape_folder(hub_id) == str(cached.parent)
+  assert shipped_shapes.locate(hub_id) == str(cached.parent)
   monkeypatch.setattr(weights, 'locate', lambda path: f'located {path}')
   for other in (str(tmp_path), 'Qwen/Qwen2.5-7B@main', 'mine/other'):
-    assert memory_plan.shape_folder(other) == f'located {other}'
+    assert shipped_shapes.locate(other) == f'located {other}'
 
 
 def short(number):

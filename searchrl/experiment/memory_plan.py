@@ -16,7 +16,6 @@ import functools
 import itertools
 import math
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -31,6 +30,7 @@ from searchrl.experiment import search as searches
 from searchrl.experiment.plan_totals import Plan, ROOM, Update
 from searchrl.experiment.rollout_memory import Engine
 from searchrl.models import attention
+from searchrl.models import shipped_shapes
 from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -43,7 +43,6 @@ from searchrl.runtime.devices import GIB
 from searchrl.training import learner as learners
 from searchrl.training import update_memory
 
-SHAPES = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
 _MANY = 10**6  # updates, with which any warm-up ends
 _REMATS = ('', 'dots', 'nothing')  # the fastest first
 _SLOTS = 16, 256  # minimum and maximum slots per copy of the weights
@@ -64,7 +63,7 @@ def make(config) -> Plan:
         'config.plan must be there for --plan, but this config has none. Give a '
         'recipe, configs/sft.py or configs/evaluate.py with the same model.')
   config = chosen(resolved(config))
-  shape = weights.read_config(shape_folder(
+  shape = weights.read_config(shipped_shapes.locate(
       config.model.path or str(policy.TINY_BASE)))
   kind, mesh, name = _devices(config)
   update = _update(config, shape, mesh, kind)
@@ -255,7 +254,7 @@ def resolved(config) -> Any:
     return config
   config = copy.deepcopy(config)
   trains = 'learner' in config
-  if _has_tokenizer(config.model.path or str(policy.TINY_BASE)):
+  if shipped_shapes.has_tokenizer(config.model.path or str(policy.TINY_BASE)):
     return model_defaults.resolved(
         config, trains=trains, devices=config.plan.devices)
   if not trains and config.plan.devices and (
@@ -263,37 +262,6 @@ def resolved(config) -> Any:
     copies = _trial(config)[2] // config.rollout.tensor
     config.rollout.max_num_seqs = model_defaults.SLOTS * copies
   return config
-
-
-def _has_tokenizer(path: str) -> bool:
-  """Returns whether a model's tokenizer is on this machine.
-
-  A path that is neither a directory nor a hub id counts, so that it is named
-  where it is read.
-  """
-  if pathlib.Path(path).is_dir():
-    return (pathlib.Path(path) / 'tokenizer.json').is_file()
-  if not (SHAPES / path / 'config.json').is_file():
-    return True
-  import huggingface_hub  # slow to import
-  return isinstance(
-      huggingface_hub.try_to_load_from_cache(path, 'tokenizer.json'), str)
-
-
-def shape_folder(path: str) -> str:
-  """Returns a directory with a model's config.json; weights are not needed.
-
-  Args:
-    path: Path of a directory, or a hub id. The config.json of models that the
-      library names are included in it, so that no download is needed.
-  """
-  import huggingface_hub  # slow to import
-  shipped = SHAPES / path / 'config.json'
-  if pathlib.Path(path).is_dir() or not shipped.is_file():
-    return weights.locate(path)
-  fetched = huggingface_hub.try_to_load_from_cache(path, 'config.json')
-  file = fetched if isinstance(fetched, str) else shipped
-  return str(pathlib.Path(file).parent)
 
 
 def rows_of(config) -> int:
@@ -438,7 +406,7 @@ def _model_of_search(config, a_process: int, processes: int
   if model is None:
     return {}
   policy.check_second(model.path, field=model.field, count=processes)
-  shape = weights.read_config(shape_folder(
+  shape = weights.read_config(shipped_shapes.locate(
       model.shape or model.path or str(policy.TINY_BASE)))
   mesh, slots = meshes.abstract(1), -(-model.slots // a_process)
   layout = layouts.make(
