@@ -18,8 +18,7 @@ from typing import Any
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import prompts
-from searchrl.rollouts.sampler import Sampler
-from searchrl.search import engine_wrappers
+from searchrl.rollouts import sampler as samplers
 from searchrl.trajectory import (
     Action, Passage, Passages, Query, Question, Request, SearchError, SearchFn,
     StopReason, Trajectory, Turn)
@@ -32,7 +31,7 @@ _CONCLUSION = re.compile(r'answer is:?\s*(.+?)[.\s]*\Z', re.DOTALL)
 class PromptedModel:
   """The model, the engine and the prompts that a method uses."""
 
-  sampler: Sampler
+  sampler: samplers.Sampler
   weights: Any  # weights that the sampler's `sync` returned
   search: SearchFn
   templates: Mapping[str, str]  # templates by the names of `agent.prompts`
@@ -69,22 +68,10 @@ class PromptedModel:
 
   def find(self, attempts: Sequence['_Attempt']
           ) -> list[Passages | SearchError]:
-    """Returns the engine's results for the queries of attempts.
-
-    It waits for an engine that is out of service, and then repeats the queries
-    that failed, once.
-    """
+    """Returns the engine's results for the queries of attempts."""
     top_k = self.sampler.budgets.top_k
-    queries = [Query(x.query, top_k, x.question, self.step) for x in attempts]
-    results: dict[int, Passages | SearchError] = {}
-    missing: Sequence[int] = range(len(queries))
-    for _ in range(2):
-      if missing:
-        engine_wrappers.wait(self.search)
-        results |= zip(missing, self.search([queries[n] for n in missing]))
-        missing = [
-            n for n in missing if isinstance(results[n], SearchError)]
-    return [results[n] for n in range(len(queries))]
+    return samplers.search_with_retry(self.search, [
+        Query(x.query, top_k, x.question, self.step) for x in attempts])
 
   def below(self, passages: Sequence[Passage], text: str) -> str:
     """Returns a text below passages.

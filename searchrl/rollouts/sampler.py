@@ -29,7 +29,7 @@ from searchrl.runtime import progress
 from searchrl.search import engine_wrappers
 from searchrl.search.call_metrics import Call
 from searchrl.trajectory import (
-    Passage, Request, SearchError, SearchFn, ToolResult,
+    Passage, Query, Request, SearchError, SearchFn, ToolResult,
     Trajectory)
 
 _SEARCH_WAIT_SECS = 24 * 3600  # limit of the wait for the first process
@@ -190,6 +190,23 @@ def _with_retries(
     if not missing or None in sampled:
       break
   return Rollouts([t for t in results if t], calls)
+
+
+def search_with_retry(search: SearchFn, queries: Sequence[Query]
+                     ) -> list[Any]:
+  """Returns the results of a search for each query.
+
+  It waits for an engine that is out of service, and then repeats the queries
+  that failed, once.
+  """
+  results: dict[int, Any] = {}
+  missing = [*range(len(queries))]
+  for _ in range(2):
+    if missing:
+      engine_wrappers.wait(search)
+      results |= zip(missing, search([queries[n] for n in missing]))
+      missing = [n for n in missing if isinstance(results[n], SearchError)]
+  return [results[n] for n in range(len(queries))]
 
 
 def _of_all_processes(rollouts: Rollouts) -> Rollouts:
