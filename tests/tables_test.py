@@ -184,6 +184,23 @@ def test_answers_whose_search_failed_are_not_compared(tmp_path):
   assert cell['verdict'] == '2 searches failed'
 
 
+def test_a_run_that_has_begun_is_not_finished(tmp_path):
+  way = tables.source(dict(config='grpo.py'), str(tmp_path))
+  cell = lambda: tables.cells(
+      dict(sets=['nq'], score='em'), 'm', 'GRPO', [.5], [way])[0]
+  assert cell()['verdict'] == 'not run'
+  (tmp_path / 'grpo').mkdir()
+  (tmp_path / 'grpo/config.json').write_text('{}')
+  assert cell()['verdict'] == 'not finished' and len(way.missing) == 1
+
+
+def test_a_shared_flag_without_a_field_is_refused(tmp_path):
+  config = paper_tables.get_config('search_r1/table3')
+  config.table.update(runs=str(tmp_path), flags='--config.data.tran=t.jsonl')
+  with pytest.raises(ValueError, match="data.tran"):
+    tables.run(config, str(tmp_path))
+
+
 def test_a_damaged_file_of_scores_is_named(tmp_path):
   (tmp_path / 'grpo').mkdir()
   (tmp_path / 'grpo/table.json').write_text('[{')

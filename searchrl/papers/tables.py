@@ -45,6 +45,8 @@ from searchrl.evaluation import evaluator
 from searchrl.evaluation import figures
 from searchrl.papers import deviations
 from searchrl.runtime import atomic_files
+from searchrl.runtime import config_fields
+from searchrl.runtime import config_files
 from searchrl.runtime import processes
 
 _HERE = pathlib.Path(__file__).parent
@@ -105,6 +107,12 @@ class Source(NamedTuple):
   def scores(self) -> pathlib.Path | None:
     """The file of scores; None if it does not exist."""
     return _table_of(pathlib.Path(self.scored)) if self.commands else None
+
+  @property
+  def is_begun(self) -> bool:
+    """Whether a run of the row has begun."""
+    return any((pathlib.Path(command[2], arm) / 'config.json').is_file()
+               for command, arm in zip(self.commands, self.arms))
 
   @property
   def missing(self) -> list[_Command]:
@@ -183,10 +191,11 @@ def run(config, workdir: str) -> None:
       notes.setdefault((*differing,), []).append(f'{model} {row}')
     rows += cells(table, model, row, paper, ways, is_small=bool(options.small),
                   is_other=bool(differing))
+  _check_flags(commands, options.flags)
   note = _described(notes)
   text = '\n\n'.join(filter(None, (
       _title(table),
-      figures.table([row for row in rows if row['verdict'] != NOT_RUN or
+      figures.table([row for row in rows if 'ours' in row or
                      row['set'] == table['sets'][-1]], COLUMNS),
       note, f'Runs are looked for in {options.runs} (--config.table.runs).',
       'To run:\n\n' + '\n'.join(
@@ -251,6 +260,7 @@ def cells(table: Mapping[str, Any], model: str, row: str,
     papers = {name: papers[name] for name in names if paper}
     if measured:
       measured.setdefault(datasets.MEAN, next(iter(measured.values())))
+  absent = 'not finished' if any(way.is_begun for way in ways) else NOT_RUN
   result = []
   for name in dict.fromkeys((*names, *measured)):
     cell: dict[str, Any] = {
@@ -265,7 +275,7 @@ def cells(table: Mapping[str, Any], model: str, row: str,
             'other config' if is_other else
             'lower' if high < papers[name] else
             'higher' if low > papers[name] else 'agrees')
-    result.append({'verdict': '' if name in measured else NOT_RUN} | cell)
+    result.append({'verdict': '' if name in measured else absent} | cell)
   return result
 
 
@@ -358,6 +368,16 @@ def _to_run(commands: Sequence[_Command], options: Any
         f'--config=configs/{config}', f'--workdir={folder}',
         *_flags((config, own, folder), options.flags)))])
   return result
+
+
+def _check_flags(commands: Sequence[_Command], shared: str) -> None:
+  """Raises a ValueError if a shared flag names no field of the first recipe."""
+  for command in commands:
+    if not command[0].startswith('sft.'):
+      config_fields.assign(
+          config_files.load(f'configs/{command[0]}'),
+          config_fields.split(_flags(command, shared))[0], command[0])
+      return
 
 
 def _flags(command: _Command, shared: str) -> list[str]:
