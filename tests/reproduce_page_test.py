@@ -26,7 +26,7 @@ INSTALL, DATA, INDEX, SERVER, FLAGS, TRAIN, EVALUATE, TABLE = re.findall(
     re.M | re.S)
 MODEL = (
     '--config.model.path=tiny --config.model.dtype=float32 '
-    '--config.rollout.dtype=float32 --config.learner.dtype=float32 '
+    '--config.rollout.dtype=float32 '
     '--config.rollout.max_num_seqs=4 --config.rollout.max_length=768 '
     '--config.rollout.budgets.max_turns=2 '
     '--config.rollout.budgets.max_new_tokens=16 '
@@ -36,7 +36,8 @@ SMALL = {  # config -> flags that are appended to its command
     'prepare_data': '--config.source=downloads --config.any_rows=True',
     'build_index': '--config.encoder.path=tiny_e5',
     'serve_search': '--config.serve.port={port}',
-    'ppo': MODEL + ' --config.train.num_steps=1 '
+    'ppo': MODEL + ' --config.learner.dtype=float32 '
+           '--config.train.num_steps=1 '
            '--config.rollout.questions_per_step=2 '
            '--config.evaluate.initial=False --config.evaluate.noise=False '
            "--config.evaluate.decodings=\"('greedy',)\"",
