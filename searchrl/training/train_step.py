@@ -348,7 +348,9 @@ class TrainStep:
 
     if self.shape.experts:
       denominators = denominators | {'experts': jnp.sum(rows.layout.lengths)}
-    if self._sums_need_order:
+    # The balance of experts is that of the rows of all devices.
+    balances = self.shape.experts and self.forward_options.router_aux_loss_coef
+    if self._sums_need_order and not balances:
       of_micro = micro_batches.summed_in_order(of_micro, self.mesh)
     shardings = meshes.shardings(
         self.mesh, {network: self.axes[network] for network in params})
