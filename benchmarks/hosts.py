@@ -36,7 +36,8 @@ import loopback
 import many_hosts
 
 RECORDS = pathlib.Path(__file__).with_name('hosts.jsonl')
-STEPS, EVERY = 4, 2  # of a disturbed run; steps between its checkpoints
+STEPS = 4  # number of steps of a disturbed run
+EVERY = 2  # number of steps between two of its checkpoints
 PATIENCE = 900  # seconds after which a run counts as one that hangs
 HEARTBEAT, SHUTDOWN = 20, 40  # seconds; shorter than by default
 LATENCY = 0.05  # seconds of a search, median
@@ -113,7 +114,7 @@ CASES = {
 
 @dataclasses.dataclass
 class Outcome:
-  """What became of the processes of a run.
+  """The ends of the processes of a run.
 
   Attributes:
     codes: Exit codes, in the order of the processes. None: it did not end.

@@ -39,9 +39,10 @@ from searchrl.runtime import progress
 from searchrl.search import engines
 from searchrl.training import train_step
 
+# Parts of a step, by the names that the loop's timer has for them.
 PARTS = {'gen': 'rollout', 'old_log_prob': 'scoring', 'ref': 'scoring',
          'adv': 'update', 'update_actor': 'update', 'step': 'rest',
-         'checkpoint': 'checkpoint'}  # of the loop's timer
+         'checkpoint': 'checkpoint'}
 SENDS = ('key_value_set', 'key_value_set_bytes')
 GATHERS = ('process_allgather', 'broadcast_one_to_all', 'sync_global_devices')
 _SPREAD = 0.5  # standard deviation of a search's logarithmic latency

@@ -18,18 +18,18 @@ class Job:
   """A run of Qwen2.5-7B on H200 hosts; every number is an assumption."""
 
   hosts: int = 128
-  chips: int = 8  # a host
+  chips: int = 8  # chips per host
   params: float = 7.6e9
-  conversations: int = 64  # a host and step
-  turns: int = 4  # of a conversation; all but the last end with a search
-  turn_tokens: float = 250  # mean of a turn; log-normal
+  conversations: int = 64  # conversations per host and step
+  turns: int = 4  # turns per conversation; all but the last end with a search
+  turn_tokens: float = 250  # mean number of tokens per turn; log-normal
   turn_spread: float = 0.5  # standard deviation of its logarithm
   context_tokens: float = 2000  # prompt and passages of a conversation
-  token_secs: float = 0.015  # of a decode of one token
+  token_secs: float = 0.015  # seconds to decode one token
   search_secs: float = 0.3  # median of a search; log-normal
   search_spread: float = 1.0  # standard deviation of its logarithm
   search_limit: float = 60.0  # rollout.search_timeout_secs
-  row_tokens: float = 4096  # of a chip's micro-batch
+  row_tokens: float = 4096  # tokens of a micro-batch on a chip
   minibatches: int = 2
   flops: float = 989e12  # a chip and second, in bfloat16
   utilization: float = 0.4  # share of them that training reaches
@@ -38,9 +38,9 @@ class Job:
   server_rate: float = 1e9  # bytes a second out of process 0, by gRPC
   file_rate: float = 20e9  # bytes a second into the file system, of all hosts
   heartbeat_secs: float = 100.0  # SEARCHRL_HEARTBEAT_SECS
-  host_hours: float = 6300.0  # between failures of a host: arXiv:2407.21783
-  restart_secs: float = 300.0  # until the first step after a restart
-  checkpoint_secs: float = 1200.0  # between checkpoints
+  host_hours: float = 6300.0  # hours between failures: arXiv:2407.21783
+  restart_secs: float = 300.0  # seconds from a restart to its first step
+  checkpoint_secs: float = 1200.0  # seconds between two checkpoints
 
   @property
   def tokens(self) -> float:

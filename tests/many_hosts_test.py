@@ -37,7 +37,8 @@ def test_the_longest_of_all_is_what_the_step_waits_for():
                             token_secs=1, turn_tokens=1, turn_spread=0.5)
   slowest = many_hosts.rollout_secs(job, steps=4000).max(1)
   # The median of the largest of n is the (1/2)^(1/n) quantile of one.
-  normal = 2.298  # of (1/2)^(1/64) = .98923, from a table
+  # A table of the normal distribution has this quantile for (1/2)^(1/64).
+  normal = 2.298
   assert np.median(slowest) == pytest.approx(
       math.exp(-0.125 + 0.5 * normal), rel=0.02)
 

@@ -197,7 +197,7 @@ def test_sigterm_to_one_process_ends_all_at_the_same_step(runs):
 
 
 def _disturbed(folder, number, victim, wait, count=2):
-  """What became of a run with a signal to a process, and of its repetition."""
+  """Returns the ends of a run that a signal disturbs, and of its repeat."""
   arguments = (*ARGUMENTS, '--config.train.checkpoint_every=1',
                f'--workdir={folder}')
   options = dict(devices=4 // count, env={'NPROC': '4'})
@@ -392,7 +392,8 @@ jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
 def test_a_process_reads_parameters_that_are_split_between_processes():
   found = outputs(SPLIT)
   assert found.pop('apart') == [[2, 2.0]] * 2  # devices, copies that are sent
-  assert found == {  # of an embedding of [96, 32]: held, and read
+  # The shapes of an embedding of [96, 32] that a process holds, and reads.
+  assert found == {
       '[4, 1, 1, 1]': [[[96, 32], [96, 32]]] * 2,
       '[2, 2, 1, 1]': [[[96, 16], [96, 32]]] * 2,
       '[1, 2, 2, 2]': [[[48, 16], [48, 32]]] * 2,

@@ -252,7 +252,6 @@ def resolved(config) -> Any:
   if not {'rollout', 'dialogue', 'plan'} <= {*config} or (
       'rejection' in config):
     return config
-  config = copy.deepcopy(config)
   trains = 'learner' in config
   if shipped_shapes.has_tokenizer(config.model.path or str(policy.TINY_BASE)):
     return model_defaults.resolved(
@@ -260,6 +259,7 @@ def resolved(config) -> Any:
   if not trains and config.plan.devices and (
       'rollout.max_num_seqs' in dict(rules.unset(config))):
     copies = _trial(config)[2] // config.rollout.tensor
+    config = copy.deepcopy(config)
     config.rollout.max_num_seqs = model_defaults.SLOTS * copies
   return config
 
