@@ -37,8 +37,8 @@ loss = losses.sequence_ratio_loss(
     one, one, jnp.ones(1), jnp.ones((1, 2), bool))
 assert loss.tolist() == [-1.0], loss
 algorithms.dspo()
-from searchrl.experiment import memory_plan
-assert weights.read_config(memory_plan.shape_folder('Qwen/Qwen2.5-3B'))
+from searchrl.models import shipped_shapes
+assert weights.read_config(shipped_shapes.locate('Qwen/Qwen2.5-3B'))
 from searchrl.papers import settings
 assert len(settings.PAPERS) == 5 and settings.lineage('dspo')[0] == 'shared'
 print('whole')

@@ -82,6 +82,7 @@ from configs import ppo
 from searchrl.experiment import build
 from searchrl.experiment import memory_plan
 from searchrl.models import attention
+from searchrl.models import shipped_shapes
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.models.inference import kv_cache
@@ -270,7 +271,7 @@ def of_depths(options, label: str, is_unrolled: bool,
               make: Callable[..., Program]
              ) -> tuple[int, Found, Found, list[dict[str, Any]]]:
   """The layers compiled, what was found, that of all layers, what is sent."""
-  shape = weights.read_config(memory_plan.shape_folder(
+  shape = weights.read_config(shipped_shapes.locate(
       grpo.get_config(name_of(options.size)).model.path))
   depth = shape.num_hidden_layers
   many = min(options.layers, depth) if is_unrolled else depth

@@ -133,11 +133,15 @@ def _tensor(config) -> int:
   _take_least(trial, ways)
   given = 0 if _follows(config, 'rollout.max_num_seqs') else (
       config.rollout.max_num_seqs)
-  trial.rollout.update(tensor=1, max_num_seqs=given or _SLOTS[0] * size)
-  for tensor in [engine.tensor for engine in make(trial).engines]:
-    trial.rollout.update(
-        tensor=tensor, max_num_seqs=given or _SLOTS[0] * size // tensor)
-    if _has_room(make(trial)):
+
+  def plan(tensor: int) -> Plan:
+    copies = size // tensor
+    trial.rollout.update(tensor=tensor, max_num_seqs=given or (
+        _in_time(config, _SLOTS[0], copies) * copies))
+    return make(trial)
+
+  for tensor in [engine.tensor for engine in plan(1).engines]:
+    if _has_room(plan(tensor)):
       return tensor
   return 1
 
@@ -147,16 +151,23 @@ def _slots(config) -> int:
   trial, ways, size = _trial(config)
   _take_least(trial, ways)
   copies = max(size // config.rollout.tensor, 1)
-  search = searches.spec(config.search)
-  each = min(_SLOTS[1], -(-documents_of(config) // copies))
-  while each > 1:
+  each = _in_time(
+      config, min(_SLOTS[1], -(-documents_of(config) // copies)), copies)
+  while each >= 2 * _SLOTS[0]:
     trial.rollout.max_num_seqs = each * copies
-    is_in_time = search.deadline_secs(
-        each * copies) < config.rollout.search_timeout_secs
-    if is_in_time and (each < 2 * _SLOTS[0] or _has_room(make(trial))):
+    if _has_room(make(trial)):
       break
     each //= 2
   return each * copies
+
+
+def _in_time(config, each: int, copies: int) -> int:
+  """Returns the slots of a copy, halved until a search of all ends in time."""
+  search = searches.spec(config.search)
+  while each > 1 and (search.deadline_secs(each * copies)
+                      >= config.rollout.search_timeout_secs):
+    each //= 2
+  return each
 
 
 def _take_least(trial, ways: int) -> None:
