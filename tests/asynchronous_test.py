@@ -319,9 +319,9 @@ def test_devices_apart_end_with_the_same_bits_after_a_kill(apart, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_is_killed_end_as_one_process(tmp_path):
+@pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.long)])
+def test_processes_of_which_one_is_killed_end_as_one_process(tmp_path, count):
   """Half of each process's devices sample; of one process's eight, too."""
-  count = 2
   folder = {n: tmp_path / str(n) for n in (1, count)}
   env = {'NPROC': '8'}  # as one process of 8 devices; it decides last bits
 
