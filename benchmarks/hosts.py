@@ -54,6 +54,7 @@ SHORT = (  # one search, then an answer
 SAVED = 5  # the step in which the checkpoint of the step before is saved
 MEASURED = (3, 4, 6, 7, 8)  # steps without compilation and without a save
 WHOLE = 'undisturbed'
+PARTS = ('rollout', 'scoring', 'update', 'control', 'rest')  # of a step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,30 +239,31 @@ def sentence(text: str) -> str:
   return found[0][:100] if found else ''
 
 
-def scale(work: pathlib.Path, count: int, joint: bool) -> dict:
+def scale(work: pathlib.Path, count: int, joint: bool, number: int) -> dict:
   """Runs equal work in so many processes: one run of all, or one run of each.
+
+  `number` is that of the round, and of the first seed.
 
   Returns:
     The record: CPU seconds by part and tokens, summed over processes and
     measured steps; what each process exchanged in a step, and in one after
     which a checkpoint was saved.
   """
-  folder = work / f'scaling_{"joint" if joint else "apart"}_{count}'
+  folder = work / f'scaling_{"joint" if joint else "apart"}_{count}_{number}'
   shutil.rmtree(folder, ignore_errors=True)
   groups = [(count, folder / 'run')] if joint else [
       (1, folder / f'run_{number}') for number in range(count)]
   with futures.ThreadPoolExecutor(len(groups)) as pool:
-    ends = list(pool.map(lambda number: run(
-        *groups[number], [*equal_work(groups[number][0]),
-                          f'--config.seed={number}'],
+    ends = list(pool.map(lambda i: run(
+        *groups[i], [*equal_work(groups[i][0]), f'--config.seed={number + i}'],
         Case('equal work', env=(('HOSTS_UNORDERED', '1'),))),
                          range(len(groups))))
   if any(code for end in ends for code in end.codes):
     raise RuntimeError(f'a run failed:\n{ends}')
-  return scaled(folder, count, joint)
+  return scaled(folder, count, joint, number)
 
 
-def scaled(folder: pathlib.Path, count: int, joint: bool) -> dict:
+def scaled(folder: pathlib.Path, count: int, joint: bool, number: int) -> dict:
   """Returns the record of runs of equal work; see `scale`."""
   counted = [lines_of(file) for file in sorted(folder.glob('*/counts_*.jsonl'))]
   tokens = [{line['training/global_step']: line['perf/total_num_tokens']
@@ -269,7 +271,8 @@ def scaled(folder: pathlib.Path, count: int, joint: bool) -> dict:
             for file in folder.glob('*/metrics.jsonl')]
   parts = {part for lines in counted for line in lines for part in line['cpu']}
   return dict(
-      scaling='joint' if joint else 'apart', count=count, steps=len(MEASURED),
+      scaling='joint' if joint else 'apart', count=count, round=number,
+      steps=len(MEASURED),
       tokens=sum(of_run[step] for of_run in tokens for step in MEASURED),
       cpu={part: round(sum(
           lines[step - 1]['cpu'].get(part, 0) for lines in counted
@@ -328,15 +331,16 @@ def rehearse_all(work: pathlib.Path, counts: Sequence[int],
           record(line)
 
 
-def scale_all(work: pathlib.Path, counts: Sequence[int]) -> None:
-  """Measures what has no record yet."""
-  done = {(line['scaling'] == 'joint', line['count'])
+def scale_all(work: pathlib.Path, counts: Sequence[int], rounds: int) -> None:
+  """Measures what has no record yet, in rounds of all counts."""
+  done = {(line['round'], line['count'], line['scaling'] == 'joint')
           for line in records() if 'scaling' in line}
   if not any('sha256' in line for line in records()):
     record(dict(sha256=hash_rate()))
-  for joint, count in itertools.product((True, False), counts):
-    if (joint, count) not in done and (joint or count > 1):
-      record(scale(work, count, joint))
+  for number, count, joint in itertools.product(
+      range(rounds), counts, (True, False)):
+    if (number, count, joint) not in done and (joint or count > 1):
+      record(scale(work, count, joint, number))
 
 
 def cases_table(lines: Sequence[dict]) -> str:
@@ -358,19 +362,26 @@ def cases_table(lines: Sequence[dict]) -> str:
 
 def scaling_table(lines: Sequence[dict]) -> str:
   """Returns the CPU microseconds per token of equal work, as Markdown."""
-  parts = ('rollout', 'scoring', 'update', 'control', 'rest')
-  rows = ['| processes | runs | ' + ' | '.join(parts) + ' | all | relative to '
-          'one process |', '|---|---|' + '---|' * (len(parts) + 2)]
-  alone = 0.0
-  for line in sorted((line for line in lines if 'scaling' in line),
-                     key=lambda line: line['count']):
-    secs = [line['cpu'].get(part, 0) / line['tokens'] * 1e6 for part in parts]
-    alone = alone or sum(secs)
-    runs = 'one' if line['scaling'] == 'joint' else 'each its own'
-    rows.append(f'| {line["count"]} | {runs} | ' + ' | '.join(
-        f'{x:.0f}' for x in secs) + f' | {sum(secs):.0f} | '
-                f'{sum(secs) / alone:.2f} |')
+  rows = ['| round | processes | runs | ' + ' | '.join(PARTS) + ' | all | '
+          'relative to runs of their own |', '|' + '---|' * (len(PARTS) + 5)]
+  lines = [line for line in lines if 'scaling' in line]
+  apart = {(line['round'], line['count']): sum(of_a_token(line))
+           for line in lines if line['scaling'] == 'apart'}
+  for line in sorted(lines, key=lambda line: (line['round'], line['count'])):
+    of_part = of_a_token(line)
+    key, is_joint = (line['round'], line['count']), line['scaling'] == 'joint'
+    rows.append(
+        f'| {line["round"] + 1} | {line["count"]} | '
+        f'{"one" if is_joint else "each its own"} | '
+        + ' | '.join(f'{x:.0f}' for x in of_part) + f' | {sum(of_part):.0f} | '
+        + (f'{sum(of_part) / apart[key]:.2f}' if is_joint and key in apart
+           else '') + ' |')
   return '\n'.join(rows)
+
+
+def of_a_token(line: dict) -> list[float]:
+  """Returns the CPU microseconds per token of each part."""
+  return [line['cpu'].get(part, 0) / line['tokens'] * 1e6 for part in PARTS]
 
 
 def traffic_table(lines: Sequence[dict]) -> str:
@@ -379,7 +390,7 @@ def traffic_table(lines: Sequence[dict]) -> str:
           'calls | bytes sent | bytes received | device gathers, bytes |',
           '|' + '---|' * 8]
   for line in lines:
-    if line.get('scaling') != 'joint' or line['count'] == 1:
+    if line.get('scaling') != 'joint' or line['count'] == 1 or line['round']:
       continue
     for when, counts in itertools.product(('step', 'save'), (0, -1)):
       found = line[when][counts]
@@ -414,6 +425,7 @@ def main() -> None:
                       default=pathlib.Path('runs/hosts'))
   parser.add_argument('--counts', type=int, nargs='+', default=[1, 2, 4, 8])
   parser.add_argument('--scaling', action='store_true')
+  parser.add_argument('--rounds', type=int, default=3, help='of --scaling')
   parser.add_argument('--only', nargs='+', choices=CASES, default=[])
   parser.add_argument('--table', action='store_true')
   parser.add_argument('--simulate', type=int, metavar='CHIPS', default=0)
@@ -424,7 +436,7 @@ def main() -> None:
     print(cases_table(records()), scaling_table(records()),
           traffic_table(records()), sep='\n\n')
   elif options.scaling:
-    scale_all(options.work.absolute(), options.counts)
+    scale_all(options.work.absolute(), options.counts, options.rounds)
   else:
     rehearse_all(options.work.absolute(), options.counts, options.only)
 

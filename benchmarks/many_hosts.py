@@ -74,9 +74,8 @@ class Measured:
 
 def measured(records: Sequence[Mapping]) -> Measured:
   """Returns the constants that the records of a rehearsal give."""
-  joint = {line['count']: line for line in records
-           if line.get('scaling') == 'joint'}
-  largest = joint[max(joint)]
+  joint = [line for line in records if line.get('scaling') == 'joint']
+  largest = max(joint, key=lambda line: line['count'])  # of the first round
   tokens = largest['step_tokens']
   first, *_, last = largest['step']
   own = last['bytes_sent'] / (tokens / largest['count'])
@@ -90,11 +89,11 @@ def measured(records: Sequence[Mapping]) -> Measured:
       hash_rate=next(line['sha256'] for line in records if 'sha256' in line))
 
 
-def _slope(joint: Mapping[int, Mapping]) -> float:
+def _slope(joint: Sequence[Mapping]) -> float:
   """Returns the CPU seconds of a process that each token of all adds."""
   host = [sum(line['cpu'].get(part, 0) for part in ('control', 'rest'))
-          / line['count'] / line['steps'] for line in joint.values()]
-  tokens = [line['tokens'] / line['steps'] for line in joint.values()]
+          / line['count'] / line['steps'] for line in joint]
+  tokens = [line['tokens'] / line['steps'] for line in joint]
   return float(np.polyfit(tokens, host, 1)[0])
 
 

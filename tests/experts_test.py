@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import tiny
 
+from searchrl.models import expert_rows
 from searchrl.models import experts
 from searchrl.models import grouped_gpu
+from searchrl.models import grouped_tpu
 from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
 
@@ -58,8 +60,8 @@ def by_own(x, routing, *kernels):
   return experts._by_own(x, routing.ids, routing.weights, *kernels)
 
 
-def by_blocks(x, routing, *kernels):
-  return experts._by_blocks(x, routing.ids, routing.weights, *kernels)
+def by_blocks(x, routing, *kernels, ways=1):
+  return experts._by_blocks(x, routing.ids, routing.weights, *kernels, ways)
 
 
 WAYS = [by_all, by_own, by_blocks]
@@ -85,16 +87,33 @@ def test_all_ways_have_the_same_gradients(inputs):
       np.testing.assert_allclose(leaves[0], leaf, rtol=1e-4, atol=1e-2)
 
 
+def test_the_kernel_for_tpus_sums_the_rows_of_each_group(monkeypatch):
+  monkeypatch.undo()  # another interpreter
+  monkeypatch.setattr(grouped_tpu, 'ROWS', 16)
+  rng = np.random.default_rng(0)
+  x, y = (rng.normal(size=(48, n)).astype(np.float32) for n in (128, 256))
+  x[40:] = np.nan  # rows after all groups
+  sizes = np.array([3, 0, 20, 17], np.int32)
+  edges = np.cumsum([0, *sizes])
+  wanted = np.stack([
+      x[a:b].T.astype(np.float64) @ y[a:b] for a, b in zip(edges, edges[1:])])
+  np.testing.assert_allclose(
+      grouped_tpu.sums(x, y, sizes, interpret=True), wanted, atol=1e-4)
+  x = np.nan_to_num(x)
+  np.testing.assert_allclose(
+      grouped_tpu._transposed(np.zeros((4, 128, 256), np.float32), x, y, sizes),
+      wanted, atol=1e-4)
+
+
 @pytest.mark.parametrize('sizes', [
     dict(expert=2), dict(data=1, expert=2, tensor=4),
     dict(data=1, fsdp=2, expert=2, tensor=2), dict(data=2, fsdp=4)])
 @pytest.mark.parametrize('way', ['_by_all', '_by_own', '_by_blocks'])
 def test_devices_share_a_mixture(inputs, sizes, way, monkeypatch):
   mesh = meshes.make(**sizes)
-  chosen = {'_by_all': experts._by_all, '_by_own': experts._by_own,
-            '_by_blocks': lambda x, ids, weights, *kernels: by_blocks(
-                x, experts.Routing(ids, weights, weights), *kernels)}[way]
-  monkeypatch.setattr(experts, '_by_all', chosen)
+  if way != '_by_all':
+    monkeypatch.setattr(experts, '_by_all', functools.partial(
+        getattr(experts, way), ways=mesh.shape.get('expert', 1)))
   shared = experts.sharded(functools.partial(meshes.sharding, mesh))
 
   def gradient(mixed):
@@ -111,6 +130,39 @@ def test_devices_share_a_mixture(inputs, sizes, way, monkeypatch):
   _, expected = gradient(by_own)(*inputs_)
   for leaf, other in zip(gradients, expected):
     np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize('way', ['_by_own', '_by_blocks'])
+@pytest.mark.parametrize('chosen', [0, 1, 5, 9])
+def test_what_has_no_room_is_computed_in_another_pass(
+    inputs, way, chosen, monkeypatch):
+  """One of 8 devices: two of its six experts are chosen by many tokens."""
+  x, routing, *kernels = inputs
+  ids = jnp.where(jnp.arange(N)[:, None] % 10 < chosen, jnp.array([[1, 4]]),
+                  jnp.array([[E, E + 3]]))
+  monkeypatch.setattr(grouped_gpu, 'ROWS', 4)
+  monkeypatch.setattr(grouped_tpu, 'ROWS', 2)
+  passes, count = [], expert_rows._passes
+  monkeypatch.setattr(expert_rows, '_passes', lambda rows, room: (
+      passes.append((int(count(rows, room)), room)), count(rows, room))[1])
+
+  def gradient(function):
+    def loss(x, weights, *kernels):
+      y = function(x, ids, weights, *kernels)
+      return jnp.sum(y ** 2), y
+    return jax.value_and_grad(loss, argnums=range(5), has_aux=True)(
+        x, routing.weights, *kernels)
+
+  (_, ours), gradients = gradient(functools.partial(
+      getattr(experts, way), ways=8))
+  (_, expected), wanted = gradient(experts._by_all)
+  np.testing.assert_allclose(ours, expected, atol=1e-4)
+  for leaf, other in zip(gradients, wanted):
+    np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-2)
+  # Of the 2 N choices, 2 N / 8 * 2 = 20 have room, and a block of each expert.
+  room, used = {'_by_own': (20 + E, 8 * chosen), '_by_blocks': (
+      20 + 4 * E, 8 * chosen)}[way]
+  assert passes == [(-(-used // room), room)] * 2
 
 
 def test_no_token_is_dropped_if_all_choose_one_expert(inputs):

@@ -558,7 +558,7 @@ def test_a_policy_step_fits_its_chips(shape, chips, limit):
 
 
 REMAT, LONG = 'learner.remat', 'rollout.max_length'
-SEQUENCE = 'mesh.sequence'
+SEQUENCE, EXPERT, FSDP = 'mesh.sequence', 'mesh.expert', 'mesh.fsdp'
 # (recipe, devices, changes): most GiB per device of an update by the compiler.
 COMPILED = {
     ('grpo:qwen2.5-3b', 'h200-8', ()): 4.41,
@@ -572,6 +572,8 @@ COMPILED = {
     ('grpo:qwen2.5-14b', 'h200-8', ((LONG, 32_768), (SEQUENCE, 8))): 22.4,
     ('grpo:qwen2.5-32b', 'h200-8', ()): 39.5,
     ('grpo:qwen2.5-3b', 'v6e-8', ()): 7.12,
+    ('grpo:qwen3-30b-a3b', 'h200-8', ((EXPERT, 8), (FSDP, 1))): 40.1,
+    ('grpo:qwen3-30b-a3b', 'v5e-128', ((EXPERT, 8), (FSDP, 16))): 10.2,
 }
 
 

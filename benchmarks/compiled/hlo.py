@@ -270,7 +270,8 @@ def walk(module: Module, unknown: float = 1) -> Iterator[Visit]:
 
   Args:
     module: the program.
-    unknown: trips of loops of which the text tells none.
+    unknown: trips of loops of which the text tells none. Within such a loop,
+      others count once.
   """
   def inside(name, loops, in_background):
     computation = module.computations[name]
@@ -279,8 +280,9 @@ def walk(module: Module, unknown: float = 1) -> Iterator[Visit]:
       yield visit
       if op.opcode == 'while':
         trips = _trips(module, visit)
-        loop = Loop(op, op.called('body'), unknown if trips is None else trips,
-                    trips is not None)
+        is_inner = any(not loop.is_known for loop in loops)
+        loop = Loop(op, op.called('body'), trips if trips is not None else
+                    1 if is_inner else unknown, trips is not None)
         for part in ('condition', 'body'):
           yield from inside(op.called(part), (*loops, loop), in_background)
       elif op.opcode in ('call', 'call-start', 'async-start'):

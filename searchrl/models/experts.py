@@ -5,9 +5,9 @@
 No token is dropped: an expert takes as many tokens as the router sends to it.
 All shapes are static. On CPUs, and for few tokens anywhere, all experts compute
 all tokens: a decode reads nearly all experts in any case. For many tokens, the
-tokens are sorted by expert, so that each one is multiplied by its experts only:
-by `jax.lax.ragged_dot` on TPUs, and by `grouped_gpu` on GPUs, for which XLA
-would repeat all tokens for each expert.
+tokens are sorted by expert, so that each one is multiplied by its experts only
+(`expert_rows`). The products are those of `grouped_tpu` and `grouped_gpu`,
+where the compilers would repeat rows for each expert.
 
 Source: Qwen3MoeForCausalLM of transformers; Fedus et al. 2021,
 arXiv:2101.03961, equations 4 to 6, for the balance of the load.
@@ -15,6 +15,7 @@ arXiv:2101.03961, equations 4 to 6, for the balance of the load.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from searchrl.models import expert_rows
 from searchrl.models import grouped_gpu
+from searchrl.models import grouped_tpu
 
 _FEW = 256  # tokens up to which all experts compute all tokens
 _LEAST = 16  # sizes of matrices of the kernel for GPUs are multiples of it
@@ -126,17 +129,20 @@ def mixed(
     gate: Float[Array, 'E D F'],
     up: Float[Array, 'E D F'],
     down: Float[Array, 'E F D'],
+    ways: int = 1,
 ) -> Float[Array, 'N D']:
   """Returns the weighted sum of the outputs of each token's experts.
 
+  Where `ways` devices share the experts, these are the tokens of all of them.
   Ids of E or more belong to experts on other devices. Their outputs are left
   out of the sum.
   """
   inputs = x, routing.ids, routing.weights, gate, up, down
   if len(x) <= _FEW:
     return _by_all(*inputs)
-  return jax.lax.platform_dependent(*inputs, cpu=_by_all, cuda=_by_blocks,
-                                    default=_by_own)
+  return jax.lax.platform_dependent(
+      *inputs, cpu=_by_all, cuda=functools.partial(_by_blocks, ways=ways),
+      default=functools.partial(_by_own, ways=ways))
 
 
 def sharded(shardings: Callable[[Any], Any]) -> Callable[..., Array]:
@@ -154,12 +160,14 @@ def sharded(shardings: Callable[[Any], Any]) -> Callable[..., Array]:
   outward = PartitionSpec(experts, width, None)
 
   def local(x, ids, weights, gate, up, down):
+    ways = 1
     if experts is not None:
+      ways = jax.lax.axis_size(experts)
       x, ids, weights = (jax.lax.all_gather(y, experts, tiled=True)
                          for y in (x, ids, weights))
       ids = ids - jax.lax.axis_index(experts) * len(gate)
       ids = jnp.where(ids < 0, len(gate), ids)
-    y = mixed(x, Routing(ids, weights, weights), gate, up, down)
+    y = mixed(x, Routing(ids, weights, weights), gate, up, down, ways)
     if width is not None:
       y = jax.lax.psum(y, width)
     if experts is None:
@@ -186,55 +194,19 @@ def _by_all(x, ids, weights, gate, up, down):
   return jnp.einsum('enf,efd->nd', hidden, down)
 
 
-def _by_own(x, ids, weights, gate, up, down):
+def _by_own(x, ids, weights, gate, up, down, ways=1):
   """Computes the experts of each token only, with tokens sorted by expert."""
-  places, starts = _places(ids, len(gate), 1)
-  return _of_rows(x, places, weights, ids.size, lambda rows, kernel: (
-      jax.lax.ragged_dot(rows, kernel, jnp.diff(starts))), gate, up, down)
+  return expert_rows.mixed(grouped_tpu.product, 1, grouped_tpu.ROWS, ways, x,
+                           ids, weights, (gate, up, down))
 
 
-def _by_blocks(x, ids, weights, gate, up, down):
+def _by_blocks(x, ids, weights, gate, up, down, ways=1):
   """Computes the same as `_by_own`, in blocks of rows with one expert.
 
   This is for GPUs.
   """
   if any(n % _LEAST for n in gate.shape[1:]):  # too small for the kernel
     return _by_all(x, ids, weights, gate, up, down)
-  places, starts = _places(ids, len(gate), grouped_gpu.ROWS)
-  size = (ids.size // grouped_gpu.ROWS + len(gate)) * grouped_gpu.ROWS
-  return _of_rows(x, places, weights, size, lambda rows, kernel: (
-      grouped_gpu.product(rows, kernel, starts)), gate, up, down)
-
-
-def _places(ids, count: int, block: int):
-  """Returns a row for each choice of a token [N k], sorted by expert.
-
-  The rows of each expert begin at a multiple of `block`. The second result
-  [E + 1] has the number of each expert's first block. Choices of experts on
-  other devices have rows out of range.
-  """
-  flat = jnp.minimum(ids.ravel(), count)
-  sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')
-  cumulated = lambda x: jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(x)])
-  starts = cumulated((sizes + block - 1) // block)
-  order = jnp.argsort(flat, stable=True)
-  expert, rank = flat[order], jnp.arange(len(flat), dtype=jnp.int32)
-  row = starts[expert] * block + rank - cumulated(sizes)[expert]
-  # All are different, so that no gradient has to be summed.
-  row = jnp.where(expert < count, row, (len(flat) + count * block) + rank)
-  return jnp.zeros_like(row).at[order].set(
-      row, unique_indices=True).reshape(ids.shape), starts
-
-
-def _of_rows(x, places, weights, size: int, product, gate, up, down):
-  """Returns the experts' outputs for tokens that are placed in `size` rows."""
-  count, take = places.shape[1], lambda rows, index: rows.at[index].get(
-      mode='fill', fill_value=0, unique_indices=True)
-  choices = jnp.arange(places.size, dtype=jnp.int32)
-  source = (places.size + jnp.arange(size, dtype=jnp.int32)).at[
-      places.ravel()].set(choices, mode='drop', unique_indices=True)
-  rows = take(jnp.repeat(x, count, axis=0), source)
-  hidden = jax.nn.silu(product(rows, gate)) * product(rows, up)
-  output = take(product(hidden, down), places.ravel())
-  return jnp.einsum('nkd,nk->nd', output.reshape(*places.shape, -1),
-                    weights.astype(x.dtype))
+  block = grouped_gpu.ROWS
+  return expert_rows.mixed(grouped_gpu.product, block, block, ways, x, ids,
+                           weights, (gate, up, down))

@@ -72,6 +72,7 @@ def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
   queries, keys = _heads(learner)
   padded = learner.max_segments * (attention == 'cudnn_padded')
   layer = tokens * size * (8 * width + 3 * inner / tensor + 4 * padded * queries)
+  layer += _experts(learner)
   logits = 4 * 4 * tokens / learner.pack_length * _CHUNK * (
       step.shape.vocab_size / tensor)
   parts = meshes.ways(step.mesh, 'length')
@@ -80,13 +81,32 @@ def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
   saved = _saved_per_token(learner)
   if not step.forward_options.remat:
     saved += padded * 2 * (queries + keys)
-  copies = 2.5
+  copies = 2 if step.shape.experts else 2.5
   if on_tpu:
     copies = 4.2
     if step.mesh.shape['fsdp'] > 32:  # a layer's gradients are summed whole
       layer += 2 * 4 * _layer_parameters(learner) / tensor
   return (copies * gradients + max(layer, logits)
           + networks * step.shape.num_hidden_layers * tokens * size * saved)
+
+
+def _experts(learner: Learner) -> float:
+  """Returns the bytes of a layer's experts in its backward pass.
+
+  They are the rows of `models.expert_rows`, the tokens of all devices that
+  share the experts, and the gradients of the kernels.
+  """
+  step, options = learner.train_step, learner.train_step.shape.experts
+  if options is None:
+    return 0
+  size = np.dtype(step.forward_options.dtype).itemsize
+  ways = meshes.ways(step.mesh, 'experts')
+  width = step.shape.hidden_size
+  inner = options.moe_intermediate_size / step.mesh.shape['tensor']
+  tokens = _tokens(learner) * ways
+  rows = tokens * options.num_experts_per_tok * min(1, 2 / ways)
+  return (rows * size * (6 * width + 8 * inner) + tokens * width * (2 * size + 8)
+          + options.num_experts / ways * 3 * width * inner * (2 * size + 8))
 
 
 def _tokens(learner: Learner) -> int:

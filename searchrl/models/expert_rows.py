@@ -1,0 +1,166 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Experts of many tokens: a row for each choice, with rows sorted by expert.
+
+Where devices share the experts, each gets the tokens of all of them, and most
+choices are of experts elsewhere. A device then has room for twice its share of
+all choices. It computes its own in as many passes as they need, nearly always
+in one, so that no choice is dropped. Tokens and rows find each other by gathers
+alone, forward and backward: no result depends on the order of a sum.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+# A function (rows [P K], matrices [E K N], starts [E + 1]) -> [P N]. Rows of
+# expert e are blocks starts[e] to starts[e + 1].
+Product = Callable[[Array, Array, Array], Array]
+
+
+class _Pass(NamedTuple):
+  """The rows of a pass."""
+
+  places: Int[Array, 'N k']  # row of each choice, out of range if it has none
+  tokens: Int[Array, 'P']  # token of each row, out of range if it has none
+  weights: Float[Array, 'P']
+  starts: Int[Array, 'E+1']
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def mixed(
+    product: Product,
+    block: int,
+    unit: int,
+    ways: int,
+    x: Float[Array, 'N D'],
+    ids: Int[Array, 'N k'],
+    weights: Float[Array, 'N k'],
+    kernels: tuple[Array, Array, Array],
+) -> Float[Array, 'N D']:
+  """Returns the weighted sum of the outputs of each token's experts.
+
+  Args:
+    product: Function that multiplies the rows of each expert.
+    block: Number of rows to a multiple of which each expert has room.
+    unit: Number of which the number of all rows is a multiple.
+    ways: Number of devices that share the experts.
+    x: Tokens of all these devices.
+    ids: Experts of each token. Ids of E or more are of other devices.
+    weights: Weights of their outputs.
+    kernels: Matrices of the gates [E D F], the upward [E D F] and the downward
+      projections [E F D] of this device's experts.
+  """
+  def add(rows: _Pass):
+    output = _outputs(product, rows.starts, _take(x, rows.tokens), *kernels)
+    return _of_tokens(output, rows.places, weights)
+
+  return _sum_over_passes(add, block, unit, ways, ids, weights, kernels).astype(
+      x.dtype)
+
+
+def _forward(product, block, unit, ways, x, ids, weights, kernels):
+  return mixed(product, block, unit, ways, x, ids, weights, kernels), (
+      x, ids, weights, kernels)
+
+
+def _backward(product, block, unit, ways, inputs, gradient):
+  """Returns the gradients; it computes the rows again."""
+  x, ids, weights, kernels = inputs
+
+  def add(rows: _Pass):
+    output, pull = jax.vjp(
+        functools.partial(_outputs, product, rows.starts),
+        _take(x, rows.tokens), *kernels)
+    of_rows = _take(gradient, rows.tokens)
+    dweights = jnp.einsum('pd,pd->p', output, of_rows,
+                          preferred_element_type=jnp.float32)
+    dx, *dkernels = pull(of_rows * rows.weights[:, None].astype(x.dtype))
+    return (_of_tokens(dx, rows.places, jnp.ones_like(weights)),
+            _take(dweights, rows.places), tuple(dkernels))
+
+  sums = _sum_over_passes(add, block, unit, ways, ids, weights, kernels)
+  dx, dweights, dkernels = jax.tree.map(
+      lambda total, like: total.astype(like.dtype), sums, (x, weights, kernels))
+  return dx, None, dweights, dkernels
+
+
+mixed.defvjp(_forward, _backward)
+
+
+def _outputs(product: Product, starts, rows, gate, up, down):
+  """Returns the output of each row's expert."""
+  hidden = jax.nn.silu(product(rows, gate, starts)) * product(rows, up, starts)
+  return product(hidden, down, starts)
+
+
+def _take(rows, index):
+  """Returns the rows at an index, and 0 where it is out of range."""
+  return jnp.take(rows, index, axis=0, mode='fill', fill_value=0)
+
+
+def _of_tokens(rows, places, weights):
+  """Returns the weighted sum [N D], in float32, of each token's rows.
+
+  A choice is read at a time, because all of them have the size of all rows.
+  """
+  return sum(_take(rows, places[:, j]).astype(jnp.float32) * weights[:, j, None]
+             for j in range(places.shape[1]))
+
+
+def _sum_over_passes(add: Callable[[_Pass], Any], block: int, unit: int,
+                     ways: int, ids, weights, kernels) -> Any:
+  """Returns the sum, in float32, of what `add` returns for each pass."""
+  count = len(kernels[0])
+  fits = lambda choices: -(-(choices // block + count) * block // unit) * unit
+  full = fits(ids.size)
+  room = min(full, fits(2 * ids.size // ways))
+  places, starts = _places(ids, count, block, full)
+
+  def of_pass(number):
+    shifted = places - number * room
+    free = room + jnp.arange(places.size, dtype=jnp.int32)
+    inside = jnp.where((shifted >= 0) & (shifted < room), shifted,
+                       free.reshape(places.shape))  # all are different
+    choices = jnp.full(room, places.size, jnp.int32).at[inside.ravel()].set(
+        jnp.arange(places.size, dtype=jnp.int32), mode='drop',
+        unique_indices=True)
+    return add(_Pass(
+        inside, choices // places.shape[1], _take(weights.ravel(), choices),
+        jnp.clip(starts - number * (room // block), 0, room // block)))
+
+  if room == full:
+    return of_pass(0)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32),
+                       jax.eval_shape(of_pass, jnp.int32(0)))
+  return jax.lax.fori_loop(
+      0, _passes(starts[-1] * block, room),
+      lambda number, sums: jax.tree.map(jnp.add, sums, of_pass(number)), zeros)
+
+
+def _passes(rows, room: int):
+  """Returns the number of passes that so many rows take."""
+  return (rows + room - 1) // room
+
+
+def _places(ids, count: int, block: int, full: int):
+  """Returns a row for each choice of a token [N k], sorted by expert.
+
+  The rows of each expert begin at a multiple of `block`. The second result
+  [E + 1] has the number of each expert's first block. Choices of experts on
+  other devices have the row `full`, or one after it.
+  """
+  flat = jnp.minimum(ids.ravel(), count)
+  sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')
+  cumulated = lambda x: jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(x)])
+  starts = cumulated((sizes + block - 1) // block)
+  order = jnp.argsort(flat, stable=True)
+  expert, rank = flat[order], jnp.arange(len(flat), dtype=jnp.int32)
+  row = starts[expert] * block + rank - cumulated(sizes)[expert]
+  row = jnp.where(expert < count, row, full + rank)
+  return jnp.zeros_like(row).at[order].set(
+      row, unique_indices=True).reshape(ids.shape), starts

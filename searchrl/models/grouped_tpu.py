@@ -1,0 +1,63 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Products of rows with the matrices of their groups, for TPUs.
+
+Products are `jax.lax.ragged_dot`. For the gradient of the matrices, the TPU's
+compiler would multiply all rows for each group and mask the result. They are
+computed by the kernel of megablox instead, which jax has.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+ROWS = 512  # rows that the kernel reads at a time
+_WIDTH = 1024  # largest width of a tile
+
+
+@jax.custom_vjp
+def product(
+    x: Float[Array, 'P K'],
+    matrices: Float[Array, 'E K N'],
+    starts: Int[Array, 'E+1'],
+) -> Float[Array, 'P N']:
+  """Returns each row's product with the matrix of its group.
+
+  Args:
+    x: Rows, sorted by group. Their number is a multiple of `ROWS`.
+    matrices: Matrices of the groups.
+    starts: First row of each group, and the first row after all groups.
+  """
+  return jax.lax.ragged_dot(x, matrices, jnp.diff(starts))
+
+
+def _forward(x, matrices, starts):
+  return product(x, matrices, starts), (x, matrices, starts)
+
+
+def _backward(inputs, gradient):
+  x, matrices, starts = inputs
+  sizes = jnp.diff(starts)
+  return (
+      jax.lax.ragged_dot(gradient, matrices.swapaxes(1, 2), sizes),
+      jax.lax.platform_dependent(
+          x, gradient, sizes, tpu=sums, default=functools.partial(
+              _transposed, matrices)), None)
+
+
+product.defvjp(_forward, _backward)
+
+
+def sums(x, gradient, sizes, interpret: bool = False):
+  """Returns the sums of x[p] gradient[p] over the rows p of each group."""
+  from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+  tile = ROWS, min(x.shape[1], _WIDTH), min(gradient.shape[1], _WIDTH)
+  return tgmm(x.T, gradient, sizes, x.dtype, tile, interpret=interpret)
+
+
+def _transposed(matrices, x, gradient, sizes):
+  """Returns the same as `sums`, by the transpose of `ragged_dot`."""
+  _, pull = jax.vjp(lambda y: jax.lax.ragged_dot(x, y, sizes), matrices)
+  return pull(gradient)[0]
