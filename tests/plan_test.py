@@ -21,7 +21,9 @@ from configs import sft
 from searchrl.experiment import memory_plan
 from searchrl.jobs import plan
 from searchrl.models import attention
+from searchrl.models import shipped_shapes
 from searchrl.models import transformer
+from searchrl.models import weights
 from searchrl.rl import algorithms
 from searchrl.runtime import devices
 from searchrl.runtime import mesh as meshes
@@ -554,7 +556,25 @@ def test_a_policy_step_fits_its_chips(shape, chips, limit):
   update = update_memory.compiled(learner, 512)
   assert state + update <= limit * 16 * GIB
   assert 0.9 < update_memory.estimated(
-      learner, 'splash', on_tpu=True) / update < 1.1
+      learner, 'splash', 512, on_tpu=True) / update < 1.1
+
+
+def test_replayed_experts_are_counted():
+  """Their bytes are those of the update's argument."""
+  sizes, figures = [], {}
+  for replays in (False, True):
+    made = grpo.get_config('qwen3-30b-a3b')
+    made.plan.update(devices='h200-8', compile=False)
+    made.mesh.update(expert=8, fsdp=1)
+    made.rollout.questions_per_step = 64
+    made.learner.router_replay = replays
+    figures[replays] = memory_plan.make(made).update.bytes
+  mesh = meshes.abstract(8, data=1, expert=8)
+  learner, _ = memory_plan.learner_of(
+      made, weights.read_config(shipped_shapes.locate(made.model.path)), mesh,
+      devices.KINDS['h200'])
+  rows = learner.abstract_update(memory_plan.rows_of(made))[3]
+  assert figures[True] - figures[False] == meshes.bytes_of(rows.routing) > 1e7
 
 
 REMAT, LONG = 'learner.remat', 'rollout.max_length'

@@ -342,7 +342,8 @@ def _update(config, shape, mesh, kind) -> Update:
     size = update_memory.compiled(learner, rows_of(config))
   else:
     size = update_memory.estimated(
-        learner, name, on_tpu=_platform(mesh, kind) == 'tpu')
+        learner, name, rows_of(config),
+        on_tpu=_platform(mesh, kind) == 'tpu')
   # A copy of the state, and buffers of as many bytes that are compressed.
   saving = 0 if 'rollout' not in config or (
       _platform(mesh, kind) != 'cpu') else 2 * meshes.bytes_of(

@@ -156,7 +156,7 @@ def _places(ids, count: int, block: int, full: int):
   """
   flat = jnp.minimum(ids.ravel(), count)
   sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')
-  cumulated = lambda x: jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(x)])
+  cumulated = lambda x: jnp.pad(jnp.cumsum(x), (1, 0))
   starts = cumulated((sizes + block - 1) // block)
   order = jnp.argsort(flat, stable=True)
   expert, rank = flat[order], jnp.arange(len(flat), dtype=jnp.int32)

@@ -13,6 +13,7 @@ splits experts.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Container, Sequence
 import functools
 import math
@@ -52,7 +53,24 @@ Axes = tuple[str | None, ...]  # for each dimension, its logical axis or None
 
 def all_devices() -> list[Any]:
   """Returns the devices of all processes, grouped by process."""
-  return sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
+  return by_process(jax.devices())
+
+
+def by_process(devices: Sequence[Any]) -> list[Any]:
+  """Returns devices grouped by process.
+
+  Raises:
+    ValueError: The processes do not have the same number of devices.
+  """
+  devices = sorted(devices, key=lambda x: (x.process_index, x.id))
+  counts = collections.Counter(x.process_index for x in devices)
+  if len({*counts.values()}) > 1:
+    raise ValueError(
+        'all processes must have the same number of devices, but these have '
+        + ', '.join(f'{count} (process {i})' for i, count in counts.items())
+        + '. Start them on hosts of one kind, or choose the devices of each, by '
+        'CUDA_VISIBLE_DEVICES for example.')
+  return devices
 
 
 def make(

@@ -15,6 +15,7 @@ import re
 import jax
 import numpy as np
 
+from searchrl.models import experts
 from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.runtime import mesh as meshes
@@ -48,18 +49,20 @@ def compiled(learner: Learner, rows: int) -> float:
   return memory.temp_size_in_bytes + meshes.bytes_of(arguments[3])
 
 
-def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
+def estimated(learner: Learner, attention: str, rows: int, *, on_tpu: bool
+             ) -> float:
   """Returns an estimate of `compiled`, from shapes.
 
   It counts the sum of gradients, and the gradients of a micro-batch with copies
   in another layout. It adds the activations that layers save, and the larger of
   a layer's backward pass and a chunk's logits. The numbers of copies are those
-  that the compilers made for models from 3 to 32 billion parameters. The batch
-  itself is small and is left out.
+  that the compilers made for models from 3 to 32 billion parameters. Of the
+  batch it counts the experts that are replayed; all else is small.
 
   Args:
     learner: Learner whose update is meant.
     attention: Name of the attention, as of `models.attention`.
+    rows: Number of rows of a batch.
     on_tpu: True for TPUs, False for other devices.
   """
   step = learner.train_step
@@ -86,7 +89,7 @@ def estimated(learner: Learner, attention: str, *, on_tpu: bool) -> float:
     copies = 4.2
     if step.mesh.shape['fsdp'] > 32:  # a layer's gradients are summed whole
       layer += 2 * 4 * _layer_parameters(learner) / tensor
-  return (copies * gradients + max(layer, logits)
+  return (copies * gradients + max(layer, logits) + _replayed(learner, rows)
           + networks * step.shape.num_hidden_layers * tokens * size * saved)
 
 
@@ -105,8 +108,20 @@ def _experts(learner: Learner) -> float:
   inner = options.moe_intermediate_size / step.mesh.shape['tensor']
   tokens = _tokens(learner) * ways
   rows = tokens * options.num_experts_per_tok * min(1, 2 / ways)
-  return (rows * size * (6 * width + 8 * inner) + tokens * width * (2 * size + 8)
-          + options.num_experts / ways * 3 * width * inner * (2 * size + 8))
+  of_each = 2 * size + 8  # twice in this dtype and twice in float32
+  return rows * size * (6 * width + 8 * inner) + of_each * (
+      tokens * width + options.num_experts / ways * 3 * width * inner)
+
+
+def _replayed(learner: Learner, rows: int) -> float:
+  """Returns the bytes of the experts that a mini-batch's tokens are given."""
+  step, options = learner.train_step, learner.train_step.shape.experts
+  if options is None or not step.forward_options.router_replay:
+    return 0
+  tokens = rows / learner.minibatches * learner.pack_length / meshes.ways(
+      step.mesh, 'batch') / meshes.ways(step.mesh, 'length')
+  return (tokens * step.shape.num_hidden_layers * options.num_experts_per_tok
+          * np.dtype(experts.record_dtype(options.num_experts)).itemsize)
 
 
 def _tokens(learner: Learner) -> int:
