@@ -165,6 +165,33 @@ def test_what_has_no_room_is_computed_in_another_pass(
   assert passes == [(-(-used // room), room)] * 2
 
 
+def test_rows_of_no_expert_are_never_read(inputs):
+  """Six experts have 8 blocks of 16 rows, of which a pass takes 7."""
+  x, routing, *kernels = inputs
+  ids = jnp.array([0] * 17 + [1] * 17 + [2, 3, 4, 5] + [E] * (2 * N - 38))
+  ids = jax.random.permutation(jax.random.key(0), ids).reshape(N, 2)
+
+  def product(rows, kernel, starts):
+    inside = jnp.arange(len(rows))[:, None] < starts[-1] * 16
+    return jnp.where(
+        inside, grouped_gpu.product(rows, kernel, starts), jnp.nan)
+
+  def gradient(function):
+    def loss(x, weights, *kernels):
+      y = function(x, weights, *kernels)
+      return jnp.sum(y ** 2), y
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(
+        x, routing.weights, *kernels)
+
+  (_, ours), gradients = gradient(lambda x, weights, *kernels: (
+      expert_rows.mixed(product, 16, 16, 8, x, ids, weights, kernels)))
+  (_, expected), wanted = gradient(lambda x, weights, *kernels: (
+      experts._by_all(x, ids, weights, *kernels)))
+  np.testing.assert_allclose(ours, expected, atol=1e-4)
+  for leaf, other in zip(gradients, wanted):
+    np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-2)
+
+
 def test_no_token_is_dropped_if_all_choose_one_expert(inputs):
   x, _, *kernels = inputs
   routing = experts.route(jnp.zeros((N, E)).at[:, 4].set(9.0), 1, True)

@@ -119,7 +119,7 @@ def _sum_over_passes(add: Callable[[_Pass], Any], block: int, unit: int,
   fits = lambda choices: -(-(choices // block + count) * block // unit) * unit
   full = fits(ids.size)
   room = min(full, fits(2 * ids.size // ways))
-  places, starts = _places(ids, count, block, full)
+  places, starts = _places(ids, count, block, -(-full // room) * room)
 
   def of_pass(number):
     shifted = places - number * room
@@ -147,12 +147,12 @@ def _passes(rows, room: int):
   return (rows + room - 1) // room
 
 
-def _places(ids, count: int, block: int, full: int):
+def _places(ids, count: int, block: int, end: int):
   """Returns a row for each choice of a token [N k], sorted by expert.
 
   The rows of each expert begin at a multiple of `block`. The second result
   [E + 1] has the number of each expert's first block. Choices of experts on
-  other devices have the row `full`, or one after it.
+  other devices have the row `end`, after the last pass, or a later one.
   """
   flat = jnp.minimum(ids.ravel(), count)
   sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')
@@ -161,6 +161,6 @@ def _places(ids, count: int, block: int, full: int):
   order = jnp.argsort(flat, stable=True)
   expert, rank = flat[order], jnp.arange(len(flat), dtype=jnp.int32)
   row = starts[expert] * block + rank - cumulated(sizes)[expert]
-  row = jnp.where(expert < count, row, full + rank)
+  row = jnp.where(expert < count, row, end + rank)
   return jnp.zeros_like(row).at[order].set(
       row, unique_indices=True).reshape(ids.shape), starts
