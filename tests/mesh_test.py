@@ -44,10 +44,10 @@ def test_processes_with_different_numbers_of_devices_are_refused():
   devices = lambda *processes: [
       types.SimpleNamespace(process_index=i, id=n)
       for n, i in enumerate(processes)]
-  grouped = mesh_lib.by_process(devices(1, 0, 1, 0))
+  grouped = devices_lib.by_process(devices(1, 0, 1, 0))
   assert [x.id for x in grouped] == [1, 3, 0, 2]
   with pytest.raises(ValueError, match=r'1 \(process 0\), 2 \(process 1\)\.'):
-    mesh_lib.by_process(devices(0, 1, 1))
+    devices_lib.by_process(devices(0, 1, 1))
 
 
 def test_hosts_of_gpus_have_whole_rows(monkeypatch):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import MutableMapping, Sequence
 import dataclasses
 import functools
@@ -11,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 import re
+from typing import Any
 
 import jax
 
@@ -123,3 +125,20 @@ def _gpus_to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
     os.environ['JAX_SKIP_CUDA_CONSTRAINTS_CHECK'] = '1'
     xla_cuda12.initialize()
     return describe().devices
+
+
+def by_process(devices: Sequence[Any]) -> list[Any]:
+  """Returns devices grouped by process.
+
+  Raises:
+    ValueError: The processes do not have the same number of devices.
+  """
+  devices = sorted(devices, key=lambda x: (x.process_index, x.id))
+  counts = collections.Counter(x.process_index for x in devices)
+  if len({*counts.values()}) > 1:
+    raise ValueError(
+        'all processes must have the same number of devices, but these have '
+        + ', '.join(f'{count} (process {i})' for i, count in counts.items())
+        + '. Start them on hosts of one kind, or choose the devices of each, by '
+        'CUDA_VISIBLE_DEVICES for example.')
+  return devices

@@ -6,14 +6,12 @@
 other code names logical axes ('batch', 'embed', 'heads', ...) only. Mesh axes
 are `Auto`: the compiler propagates shardings from the arguments. A mesh is
 passed as an argument, or set with `jax.set_mesh`, but is not used in a `with`
-statement. A mesh has the axes 'data', 'fsdp' and 'tensor'. It has the axis
-'sequence' only if it splits the positions of rows, and 'expert' only if it
-splits experts.
+statement. A mesh has the axes 'data', 'fsdp' and 'tensor'. It has 'sequence'
+only if it splits the positions of rows, and 'expert' only if it splits experts.
 """
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Container, Sequence
 import functools
 import math
@@ -26,6 +24,7 @@ from jax.sharding import (AbstractMesh, AxisType, Mesh, NamedSharding,
                           PartitionSpec)
 import numpy as np
 
+from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import dispatch
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -53,24 +52,7 @@ Axes = tuple[str | None, ...]  # for each dimension, its logical axis or None
 
 def all_devices() -> list[Any]:
   """Returns the devices of all processes, grouped by process."""
-  return by_process(jax.devices())
-
-
-def by_process(devices: Sequence[Any]) -> list[Any]:
-  """Returns devices grouped by process.
-
-  Raises:
-    ValueError: The processes do not have the same number of devices.
-  """
-  devices = sorted(devices, key=lambda x: (x.process_index, x.id))
-  counts = collections.Counter(x.process_index for x in devices)
-  if len({*counts.values()}) > 1:
-    raise ValueError(
-        'all processes must have the same number of devices, but these have '
-        + ', '.join(f'{count} (process {i})' for i, count in counts.items())
-        + '. Start them on hosts of one kind, or choose the devices of each, by '
-        'CUDA_VISIBLE_DEVICES for example.')
-  return devices
+  return devices_lib.by_process(jax.devices())
 
 
 def make(
