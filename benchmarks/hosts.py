@@ -54,7 +54,8 @@ SHORT = (  # one search, then an answer
 SAVED = 5  # the step in which the checkpoint of the step before is saved
 MEASURED = (3, 4, 6, 7, 8)  # steps without compilation and without a save
 WHOLE = 'undisturbed'
-PARTS = ('rollout', 'scoring', 'update', 'control', 'rest')  # of a step
+# Parts of a step, as the columns of the table of equal work.
+PARTS = ('rollout', 'scoring', 'update', 'control', 'rest')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +243,7 @@ def sentence(text: str) -> str:
 def scale(work: pathlib.Path, count: int, joint: bool, number: int) -> dict:
   """Runs equal work in so many processes: one run of all, or one run of each.
 
-  `number` is that of the round, and of the first seed.
+  `number` is the number of the round. Run i has the seed `number` + i.
 
   Returns:
     The record: CPU seconds by part and tokens, summed over processes and
@@ -252,7 +253,7 @@ def scale(work: pathlib.Path, count: int, joint: bool, number: int) -> dict:
   folder = work / f'scaling_{"joint" if joint else "apart"}_{count}_{number}'
   shutil.rmtree(folder, ignore_errors=True)
   groups = [(count, folder / 'run')] if joint else [
-      (1, folder / f'run_{number}') for number in range(count)]
+      (1, folder / f'run_{i}') for i in range(count)]
   with futures.ThreadPoolExecutor(len(groups)) as pool:
     ends = list(pool.map(lambda i: run(
         *groups[i], [*equal_work(groups[i][0]), f'--config.seed={number + i}'],
@@ -425,7 +426,8 @@ def main() -> None:
                       default=pathlib.Path('runs/hosts'))
   parser.add_argument('--counts', type=int, nargs='+', default=[1, 2, 4, 8])
   parser.add_argument('--scaling', action='store_true')
-  parser.add_argument('--rounds', type=int, default=3, help='of --scaling')
+  parser.add_argument('--rounds', type=int, default=3,
+                      help='rounds of --scaling')
   parser.add_argument('--only', nargs='+', choices=CASES, default=[])
   parser.add_argument('--table', action='store_true')
   parser.add_argument('--simulate', type=int, metavar='CHIPS', default=0)

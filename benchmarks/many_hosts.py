@@ -75,7 +75,8 @@ class Measured:
 def measured(records: Sequence[Mapping]) -> Measured:
   """Returns the constants that the records of a rehearsal give."""
   joint = [line for line in records if line.get('scaling') == 'joint']
-  largest = max(joint, key=lambda line: line['count'])  # of the first round
+  # The first round's record of the largest run: `max` returns the first one.
+  largest = max(joint, key=lambda line: line['count'])
   tokens = largest['step_tokens']
   first, *_, last = largest['step']
   own = last['bytes_sent'] / (tokens / largest['count'])
