@@ -22,7 +22,8 @@ def cispo(*, clip_high: float = 4.0) -> algorithms.Algorithm:
 
   loss = algorithms.objective(policy_loss)
   return algorithms.Algorithm(
-      algorithms.by_group(), loss, min_group_size=2, skips_zero=True)
+      algorithms.by_group(), loss, min_group_size=2, skips_zero=True,
+      skips_unsampled=True)
 
 
 def get_config(text: str = ''):  # the text after the colon

@@ -229,7 +229,10 @@ def test_observations_are_trained_on_in_packed_rows_too(
   learner = make(algorithm=on_all, microbatch_rows=4, pack_length=2 * LENGTH)
   state = learner.init(params)
   unscored = learner.score(state, ragged_batch(), ref_params)
-  real = jax.tree.map(lambda x: x[:-FILLER], batch)
+  scored = make(minibatches=2, algorithm=on_all).score(
+      state, ragged_batch(), ref_params).batch  # observations, too
+  assert scored.old_logprobs[~batch.loss_mask].any()
+  real = jax.tree.map(lambda x: x[:-FILLER], scored)
   wanted = jax.device_get(whole_step(params, real, algorithm=on_all))
   updated = learner.update(state, unscored)[:2]
   assert_same(updated, wanted, atol=1e-5)
@@ -255,10 +258,11 @@ def test_score_gives_the_log_probs_of_both_policies(batch, params, ref_params):
     logprobs, _ = jax.jit(functools.partial(
         policy_logprobs.token_logprobs, config=CONFIG, temperature=TEMPERATURE))(
             weights, batch.tokens)
-    # Of every token up to the last sampled one, observations among them.
+    # Of the sampled tokens: an algorithm that skips others reads no others.
     known = np.arange(LENGTH) < np.asarray(batch.lengths)[:, None]
     assert (known & ~batch.loss_mask)[:, 1:].any()
-    np.testing.assert_allclose(scored[known], logprobs[known], atol=1e-5)
+    np.testing.assert_allclose(
+        scored, np.where(batch.loss_mask, logprobs, 0), atol=1e-5)
     assert isinstance(scored, np.ndarray) and scored.dtype == np.float32
 
 

@@ -132,6 +132,70 @@ def test_bfloat16_gives_float32_log_probs_and_gradients(params, tokens):
   assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
 
 
+READ = {
+    'some': lambda rng: rng.random((ROWS, LENGTH)) < 0.3,
+    'first': lambda rng: np.arange(LENGTH) < np.ones((ROWS, 1)),  # gets none
+    'one row': lambda rng: np.arange(ROWS)[:, None] == np.ones(LENGTH),
+    'all': lambda rng: np.ones((ROWS, LENGTH), bool),
+    'none': lambda rng: np.zeros((ROWS, LENGTH), bool),
+}
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'skips', 'chunk'))
+def weighted_sum(params, tokens, read, config, skips, chunk=4):
+  """Both outputs of packed rows where they are read, and a gradient of both."""
+  weights = np.random.default_rng(1).normal(size=(2, ROWS, LENGTH))
+  positions = np.tile([*range(7), *range(LENGTH - 7)], (ROWS, 1))
+
+  def loss(params):
+    out = policy_logprobs.token_outputs(
+        params, tokens, config, positions=positions, chunk=chunk,
+        read=read if skips else None)[:2]
+    out = jnp.where(read, jnp.stack(out), 0)
+    return jnp.sum(out * weights), out
+
+  return jax.grad(loss, has_aux=True)(params)
+
+
+@pytest.mark.parametrize('name', READ)
+def test_tokens_that_are_read_have_the_outputs_and_gradients_of_all(
+    tokens, name, tied=False, chunk=4):
+  config = dataclasses.replace(tiny.CONFIG, tie_word_embeddings=tied,
+                               unused_ids=(3, 5))
+  read = READ[name](np.random.default_rng(2))
+  gradient, out = weighted_sum(
+      tiny.params(config), tokens, read, config, skips=True, chunk=chunk)
+  wanted_gradient, wanted = weighted_sum(
+      tiny.params(config), tokens, read, config, skips=False)
+  assert np.any(out) == (name not in ('first', 'none'))
+  np.testing.assert_allclose(out, wanted, atol=1e-5)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4),
+               gradient, wanted_gradient)
+
+
+def test_tokens_are_read_in_one_chunk_and_by_tied_embeddings(tokens):
+  test_tokens_that_are_read_have_the_outputs_and_gradients_of_all(
+      tokens, 'some', tied=True, chunk=128)
+
+
+def test_tokens_that_are_not_read_get_no_logits(params, tokens, monkeypatch):
+  seen, logits = [], transformer.logits
+
+  def counted(vocabulary, states, unused_ids):
+    jax.debug.callback(lambda: seen.append(states.shape[1]), ordered=True)
+    return logits(vocabulary, states, unused_ids)
+
+  monkeypatch.setattr(transformer, 'logits', counted)
+  read = np.zeros((ROWS, LENGTH), bool)
+  read[0, [3, 11, 17]], read[2, [1, 2, 4, 8, 16]] = True, True
+  got = policy_logprobs.token_outputs(
+      params, tokens, tiny.CONFIG, read=read, chunk=2)[:2]
+  assert [(x != 0).sum() for x in got] == [8, 8]
+  assert not any(x[~read].any() for x in got)
+  jax.effects_barrier()
+  assert seen == [2, 2, 2]  # of nine chunks, as the fullest row has five tokens
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('tied', [True, False])
 def test_memory_is_a_fifth_of_what_whole_logits_take(tied):
@@ -148,7 +212,7 @@ def test_memory_is_a_fifth_of_what_whole_logits_take(tied):
 
   def temporary(function):
     def loss(params, tokens):
-      logprobs, entropy = function(params, tokens)
+      logprobs, entropy, *_ = function(params, tokens)
       return logprobs.mean() + 0.01 * entropy.mean()
 
     shapes = jax.eval_shape(
@@ -157,8 +221,12 @@ def test_memory_is_a_fifth_of_what_whole_logits_take(tied):
         shapes, jax.ShapeDtypeStruct((4, 2048), jnp.int32)).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
-  ours = temporary(functools.partial(policy_logprobs.token_logprobs, config=config))
-  assert ours <= 0.20 * temporary(naive)
+  whole = temporary(naive)
+  ours = functools.partial(policy_logprobs.token_outputs, config=config)
+  assert temporary(ours) <= 0.20 * whole
+  # Where only some tokens are read, too.
+  assert temporary(lambda params, tokens: ours(
+      params, tokens, read=tokens % 2 > 0)) <= 0.20 * whole
 
 
 def test_no_product_of_the_head_has_operands_in_float32():

@@ -1,12 +1,19 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probs and entropies of a decoder's tokens, for the learner."""
+"""Log-probs and entropies of a decoder's tokens, for the learner.
 
+The logits of a token cost as much as several layers of a small model. Most
+tokens of a search agent's trajectory are passages, which are not in the loss.
+So the learner names the tokens that it reads, and no others get logits.
+"""
+
+from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from searchrl.models import transformer
 from searchrl.models.experts import Load
@@ -30,6 +37,7 @@ def token_outputs(
     *,
     temperature: float = 1.0,
     positions: Int[Array, 'B T'] | None = None,
+    read: Bool[Array, 'B T'] | None = None,
     chunk: int = 128,
     **options: Any,
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T'], Load | None]:
@@ -39,7 +47,8 @@ def token_outputs(
 
   The shift by one happens here and nowhere else: entry t belongs to
   tokens[:, t]. The first entry of a row is 0. In a packed row, the first entry
-  of each document is 0.
+  of each document is 0. So are the entries that are not `read`, if it is given;
+  their logits are not computed.
 
   Log-probs and entropies are float32 and in nats. Logits are divided by the
   temperature, as in the sampler. They are computed for `chunk` tokens per row
@@ -51,12 +60,11 @@ def token_outputs(
   rows, length, width = hidden.shape
   chunk = min(chunk, length)
   padded = -(-length // chunk) * chunk
+  targets = jnp.roll(tokens, -1, axis=1)
 
-  @jax.checkpoint
-  def chunk_logprobs(states_and_targets):
-    states, targets = states_and_targets
+  def score(vocabulary, states, targets):
     scores = transformer.logits(
-        params, states, config.unused_ids) / temperature
+        vocabulary, states, config.unused_ids) / temperature
     logprobs = jax.nn.log_softmax(scores)
     entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, -1)
     # A comparison, not a gather, because it shards over the vocabulary.
@@ -67,12 +75,75 @@ def token_outputs(
     x = jnp.pad(x, ((0, 0), (0, padded - length), *[(0, 0)] * (x.ndim - 2)))
     return x.reshape(rows, padded // chunk, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-  logprobs, entropy = jax.lax.map(
-      chunk_logprobs, (split(hidden), split(jnp.roll(tokens, -1, axis=1))))
-
   def join(x):
-    x = x.swapaxes(0, 1).reshape(rows, padded)[:, :length - 1]
-    x = jnp.pad(x, ((0, 0), (1, 0)))
+    return x.swapaxes(0, 1).reshape(rows, padded)[:, :length]
+
+  name = 'head' if 'head' in params else 'embed'
+  vocabulary = {name: params[name]}
+  if read is None:
+    scored = jax.lax.map(
+        jax.checkpoint(lambda chunk: score(vocabulary, *chunk)),
+        (split(hidden), split(targets)))
+    scored = jax.tree.map(join, scored)
+  else:
+    ahead = jnp.roll(jnp.asarray(read), -1, axis=1).at[:, -1].set(False)
+    first = jnp.argsort(~ahead, axis=1, stable=True)
+    most = jnp.max(jnp.sum(ahead, 1))
+    scored = _map_first(
+        score, vocabulary, split(_take(hidden, first)),
+        split(_take(targets, first)), (most + chunk - 1) // chunk)
+    back = jnp.argsort(first, axis=1)
+    scored = jax.tree.map(
+        lambda x: jnp.where(ahead, _take(join(x), back), 0), scored)
+
+  def shift(x):
+    x = jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
     return x if positions is None else jnp.where(positions > 0, x, 0)
 
-  return join(logprobs), join(entropy), load
+  logprobs, entropy = scored
+  return shift(logprobs), shift(entropy), load
+
+
+@jax.vmap
+def _take(x: Array, index: Int[Array, 'T']) -> Array:
+  """Returns the entries of each row in the order of its index."""
+  return x.at[index].get(unique_indices=True, mode='promise_in_bounds')
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _map_first(score: Callable[..., tuple[Array, Array]], vocabulary: Params,
+               states: Float[Array, 'C B c D'], targets: Int[Array, 'C B c'],
+               count: Int[Array, '']
+               ) -> tuple[Float[Array, 'C B c'], Float[Array, 'C B c']]:
+  """Returns the results of `score` for the first `count` chunks, and 0 after.
+
+  The gradient computes the logits of a chunk again.
+  """
+  def put(n, scored):
+    return jax.tree.map(lambda all_, x: all_.at[n].set(x), scored,
+                        score(vocabulary, states[n], targets[n]))
+
+  zeros = jnp.zeros(targets.shape, jnp.float32)
+  return jax.lax.fori_loop(0, count, put, (zeros, zeros))
+
+
+def _forward(score, *inputs):
+  return _map_first(score, *inputs), inputs
+
+
+def _backward(score, inputs, gradients):
+  vocabulary, states, targets, count = inputs
+
+  def add(n, carry):
+    of_vocabulary, of_states = carry
+    _, pull = jax.vjp(
+        lambda *inputs: score(*inputs, targets[n]), vocabulary, states[n])
+    more, of_chunk = pull(jax.tree.map(lambda x: x[n], gradients))
+    return (jax.tree.map(jnp.add, of_vocabulary, more),
+            of_states.at[n].set(of_chunk))
+
+  return *jax.lax.fori_loop(0, count, add, jax.tree.map(
+      jnp.zeros_like, (vocabulary, states))), None, None
+
+
+_map_first.defvjp(_forward, _backward)

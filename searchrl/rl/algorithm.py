@@ -105,6 +105,9 @@ class Algorithm:
   # True if a row whose advantages are all 0, or that is not in the loss, has no
   # gradient. The learner then leaves such rows out of the networks' passes.
   skips_zero: bool = False
+  # True if advantages and loss read log-probs and entropies of sampled tokens
+  # only. The learner then computes no logits for the others, and both are 0.
+  skips_unsampled: bool = False
   # True if `advantages` reads the turns of a batch: its fields `turn_ids`,
   # `turn_rewards` and `state_ids`, which are None otherwise.
   reads_turns: bool = False

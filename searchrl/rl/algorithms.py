@@ -106,7 +106,7 @@ def ppo(
 
   return Algorithm(
       estimate, loss, needs=_needs(regularizer, in_reward=True) | {'values'},
-      reads_turns=turn_rewards)
+      reads_turns=turn_rewards, skips_unsampled=True)
 
 
 @regularized(kl_coef=0.04, kl_estimator='k3', entropy_coef=0.0,
@@ -130,7 +130,7 @@ def grpo(
           clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
           regularizer),
       needs=_needs(regularizer), min_group_size=2,
-      skips_zero=regularizer.is_empty)
+      skips_zero=regularizer.is_empty, skips_unsampled=True)
 
 
 def dr_grpo(
@@ -273,7 +273,7 @@ def rloo(regularizer: Regularizer) -> Algorithm:
   return Algorithm(
       left_out, objective(score_function(regularizer), in_loss),
       needs=_needs(regularizer, in_reward=True), min_group_size=2,
-      one_update=True, skips_zero=in_loss.is_empty)
+      one_update=True, skips_zero=in_loss.is_empty, skips_unsampled=True)
 
 
 @regularized(kl_coef=1e-3, kl_estimator='k3', entropy_coef=0.0,
@@ -290,7 +290,7 @@ def reinforce(regularizer: Regularizer) -> Algorithm:
       lambda batch: jnp.where(batch.in_baseline, batch.rewards, 0),
       objective(score_function(regularizer), regularizer),
       needs=_needs(regularizer), one_update=True,
-      skips_zero=regularizer.is_empty)
+      skips_zero=regularizer.is_empty, skips_unsampled=True)
 
 
 @regularized(kl_coef=1e-3, entropy_coef=0.0, aggregation='token_mean',
@@ -332,7 +332,8 @@ def reinforce_plus_plus(
       whitened,
       objective(clipped_token_ratio(regularizer, clip_low, clip_high), in_loss),
       needs=_needs(regularizer, in_reward=not group_baseline),
-      min_group_size=2 if group_baseline else 1, skips_zero=in_loss.is_empty)
+      min_group_size=2 if group_baseline else 1, skips_zero=in_loss.is_empty,
+      skips_unsampled=True)
 
 
 @regularized(kl_coef=0.0, kl_estimator='k3', entropy_coef=0.0,
@@ -354,7 +355,7 @@ def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
           batch.rewards, batch.group_ids, batch.in_baseline, delta=delta),
       objective(score_function(regularizer), regularizer),
       group_of=question_hops, needs=_needs(regularizer), one_update=True,
-      skips_zero=regularizer.is_empty)
+      skips_zero=regularizer.is_empty, skips_unsampled=True)
 
 
 @regularized(aggregation='token_mean', length=None)
@@ -377,7 +378,7 @@ def sft(regularizer: Regularizer) -> Algorithm:
 
   return Algorithm(
       weighted, objective(score_function(regularizer), regularizer),
-      one_update=True, skips_zero=regularizer.is_empty)
+      one_update=True, skips_zero=regularizer.is_empty, skips_unsampled=True)
 
 
 def _needs(regularizer, in_reward=False):
@@ -403,7 +404,7 @@ def _sequence_level(
   return Algorithm(
       by_group(normalize_std), objective(policy_loss, regularizer), keep,
       needs=_needs(regularizer), level='sequence', min_group_size=2,
-      skips_zero=regularizer.is_empty)
+      skips_zero=regularizer.is_empty, skips_unsampled=True)
 
 
 def _check_whole_rows(recipe, aggregation):

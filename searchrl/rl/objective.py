@@ -265,7 +265,8 @@ def with_observations(algorithm: Algorithm) -> Algorithm:
     return algorithm.loss(policy, batch, advs, observed=observed_tokens(batch))
 
   return dataclasses.replace(
-      algorithm, advantages=_changed(algorithm, _held), loss=loss)
+      algorithm, advantages=_changed(algorithm, _held), loss=loss,
+      skips_unsampled=False)
 
 
 def corrected(

@@ -86,4 +86,5 @@ def _recipe(regularizer, advantages, clip_low, clip_high, dual_clip
           clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
           regularizer),
       needs=frozenset(['ref_logprobs'] if regularizer.kl_coef else []),
-      min_group_size=2, skips_zero=regularizer.is_empty, reads_turns=True)
+      min_group_size=2, skips_zero=regularizer.is_empty,
+      skips_unsampled=True, reads_turns=True)

@@ -186,7 +186,10 @@ class Learner:
 
   def logprobs(self, state: State, packed: PackedBatch,
                base: transformer.Params | None = None) -> np.ndarray:
-    """Returns log pi of every token of a batch, in nats, [B T]."""
+    """Returns log pi of the tokens of a batch, in nats, [B T].
+
+    They are 0 for tokens that were not sampled, if the algorithm skips these.
+    """
     return self._per_token(
         'logprobs', self.train_step.logprobs, packed, state['policy'].params,
         self._frozen(base), replay=True)
@@ -303,10 +306,11 @@ class Learner:
     for minibatch in packed.minibatches:
       rows = minibatch.rows
       self.lockstep(name, int(minibatch.count), rows.batch.tokens)
-      layout, tokens, routing = self._put((
-          rows.layout, rows.batch.tokens, rows.routing if replay else None))
+      layout, tokens, routing, sampled = self._put((
+          rows.layout, rows.batch.tokens, rows.routing if replay else None,
+          None if name == 'values' else self.train_step.sampled(rows.batch)))
       per_token.append(step(
-          params, frozen, layout, tokens, minibatch.count, routing))
+          params, frozen, layout, tokens, minibatch.count, routing, sampled))
     return packed.from_rows(per_token)
 
   def _frozen(self, base):

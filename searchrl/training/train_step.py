@@ -150,8 +150,10 @@ class TrainStep:
   def logprobs(self) -> Callable[..., Array]:
     """Function that returns the log-probs of all tokens, in nats, [M R L].
 
-    Its arguments are (trained, frozen, layout, tokens [M R L], count, routing),
-    of which the last may be left out; see `Rows`.
+    Its arguments are (trained, frozen, layout, tokens [M R L], count, routing,
+    sampled [M R L]), of which the last two may be left out. `sampled` is True
+    for the tokens to score; the log-probs of others are 0. For `routing`, see
+    `Rows`.
     """
     return self._jit_scoring(lambda trained, frozen, *rows: self._logprobs(
         self._policy_params(trained, frozen), *rows)[0])
@@ -162,7 +164,7 @@ class TrainStep:
 
     Its arguments are (critic's params, None, layout, tokens [M R L], count).
     """
-    return self._jit_scoring(lambda params, frozen, layout, tokens, routing: (
+    return self._jit_scoring(lambda params, frozen, layout, tokens, *_: (
         self._values(params, layout, tokens)))
 
   @functools.cached_property
@@ -182,6 +184,16 @@ class TrainStep:
         self._update, static_argnums=0, donate_argnums=1,
         out_shardings=(self.state_shardings(), replicated, replicated)),
                             self.mesh)
+
+  def sampled(self, batch: Batch) -> Array | None:
+    """Returns True for the tokens of a batch that get logits; None: for all.
+
+    Where positions are split over devices, all tokens get logits, because the
+    sampled ones could not be moved to the front of their rows.
+    """
+    is_split = meshes.ways(self.mesh, 'length') > 1
+    return batch.loss_mask if (
+        self.algorithm.skips_unsampled and not is_split) else None
 
   def init(self, network: str, params: Any) -> TrainState:
     """Returns a network's state before its first update, given parameters."""
@@ -248,10 +260,10 @@ class TrainStep:
     return loras.attach(frozen, trained, self.lora) if (
         self.lora and frozen is not None) else trained
 
-  def _logprobs(self, params, layout: packing.Layout, tokens, routing):
+  def _logprobs(self, params, layout: packing.Layout, tokens, routing, sampled):
     return policy_logprobs.token_outputs(
         self._split_by_words(params), tokens, self.shape,
-        temperature=self.temperature, routing=routing,
+        temperature=self.temperature, routing=routing, read=sampled,
         **self._row_options(layout))
 
   def _split_by_words(self, params):
@@ -312,10 +324,10 @@ class TrainStep:
   def _jit_scoring(self, score: Callable[..., Array]) -> Callable[..., Array]:
     """Returns a jitted function that scores micro-batches one by one."""
     def score_all(params, frozen, layout, tokens, count: Int[Array, ''],
-                  routing=None):
+                  routing=None, sampled=None):
       return micro_batches.accumulate(
           lambda micro: ((), score(params, frozen, *micro)),
-          (layout, tokens, routing), count)[1]
+          (layout, tokens, routing, sampled), count)[1]
 
     return dispatch.Ordered(jax.jit(
         score_all, out_shardings=meshes.sharding(self.mesh, ())), self.mesh)
@@ -368,7 +380,7 @@ class TrainStep:
     tokens, layout = micro.batch.tokens, micro.layout
     *per_token, load = self._logprobs(
         self._policy_params(params['policy'], frozen), layout, tokens,
-        micro.routing)
+        micro.routing, self.sampled(micro.batch))
     values = None
     if 'critic' in params:
       values = self._values(params['critic'], layout, tokens)
