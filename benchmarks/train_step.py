@@ -5,17 +5,22 @@ r"""Measures how fast a policy of some size is trained on trajectories.
   python benchmarks/train_step.py --size toy --torch     # a CPU
   python benchmarks/train_step.py --size 3b --dtype bfloat16 \
       --remat nothing                                    # a GPU
+  python benchmarks/train_step.py --size 135m --trajectories 16 --length 512 \
+      --all-logits --steps 3                             # SmolLM2's shape
 
 A step is one GRPO update with random weights: forward, backward, clipping,
 AdamW, on trajectories of lengths that occur in rollouts. Model FLOPs count
-useful tokens alone and nothing that is recomputed:
+useful tokens alone, logits of sampled tokens alone, and nothing that is
+recomputed:
 
-  6 P n + 6 L H d sum(length^2)      P: without an untied input embedding
+  6 P n + 6 V D s + 6 L H d sum(length^2)    n tokens, of which s are sampled;
+                                             P: all but embedding and head
 
 and are divided by the rate of one large matrix product, measured in the same
 run. `--torch` runs the same step on the same weights and tokens in torch, with
 transformers' model on length-sorted padded micro-batches, in turns with ours;
-the first gradients of both are compared.
+the first gradients of both are compared. So does `--all-logits` with our step
+that computes the logits of all tokens, and not of the sampled ones alone.
 """
 
 import argparse
@@ -51,6 +56,10 @@ SIZES = {
         vocab_size=1792, hidden_size=128, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32,
         intermediate_size=352),
+    '135m': _QWEN(
+        vocab_size=49_152, hidden_size=576, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+        intermediate_size=1536),
     '0.5b': _QWEN(
         vocab_size=151_936, hidden_size=896, num_hidden_layers=24,
         num_attention_heads=14, num_key_value_heads=2, head_dim=64,
@@ -76,6 +85,8 @@ def main() -> None:
   parser.add_argument('--attention', default='auto')
   parser.add_argument('--steps', type=int, default=5)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--all-logits', action='store_true',
+                      help='also a step with the logits of all tokens')
   parser.add_argument('--torch', action='store_true', help='beside ours')
   parser.add_argument('--torch-rows', type=int, default=8)
   options = parser.parse_args()
@@ -90,6 +101,8 @@ def main() -> None:
                          shape.vocab_size, options.seed)
   steps = {'searchrl': Ours(options, shape, params, batch)}
   scored = steps['searchrl'].batch
+  if options.all_logits:
+    steps['all logits'] = Ours(options, shape, params, batch, skips=False)
   if options.torch:
     steps['torch'] = Torch(options, shape, params, scored)
   del params
@@ -99,7 +112,7 @@ def main() -> None:
 class Ours:
   """The learner's step; a call is one update."""
 
-  def __init__(self, options, shape, params, batch):
+  def __init__(self, options, shape, params, batch, skips=True):
     mesh = meshes.make(data=1, fsdp=-1)
     name, note = attention.resolve(
         options.attention, platform=jax.devices()[0].platform,
@@ -107,9 +120,11 @@ class Ours:
         kv_heads=shape.num_key_value_heads, head_dim=shape.head_dim,
         length=options.length, rows=options.rows, max_segments=16)
     print(note)
+    algorithm = dataclasses.replace(
+        algorithms.grpo(kl_coef=0.0, aggregation='token_mean'),
+        skips_unsampled=skips)
     self._learner = learners.make(
-        shape, algorithms.grpo(kl_coef=0.0, aggregation='token_mean'),
-        optimizer.adamw(**ADAMW, max_grad_norm=CLIP), mesh,
+        shape, algorithm, optimizer.adamw(**ADAMW, max_grad_norm=CLIP), mesh,
         rows=options.trajectories, length=options.length,
         microbatch_rows=options.rows * mesh.size, remat=options.remat,
         dtype=options.dtype, fit_segments=name == 'cudnn_padded',
@@ -194,7 +209,8 @@ def report(options, shape, batch, steps) -> None:
         seconds[name].append(taken[0])
         cpu[name].append(taken[1])
   tokens = int(batch.lengths.sum())
-  flops = model_flops(shape, np.asarray(batch.lengths))
+  flops = model_flops(shape, np.asarray(batch.lengths),
+                      int(batch.loss_mask.sum()))
   rate = matmul_rate(options.dtype)
   print(f'matrix product: {rate / 1e12:.3g} TFLOP/s in {options.dtype}\n')
   print('| step | seconds | CPU seconds | tokens/s | useful tokens/s '
@@ -206,24 +222,30 @@ def report(options, shape, batch, steps) -> None:
           f'| {tokens / useful[name] / each:.0f} | {tokens / each:.0f} '
           f'| {useful[name]:.3f} | {flops / each / rate:.3f} '
           f'| {first[name]:.6f} |')
-  if 'torch' in steps:
-    if not np.isclose(*first.values(), rtol=1e-2):
+  ours = 'searchrl'
+  for other in steps.keys() - {ours}:
+    if not np.isclose(first[ours], first[other], rtol=1e-2):
       raise SystemExit(f'the first gradients differ: {first}')
     ratio = lambda taken: statistics.median(
-        ours / theirs for ours, theirs in zip(*taken.values()))
-    print(f'\nsearchrl / torch, median of pairs: {ratio(seconds):.2f} of the '
+        mine / theirs for mine, theirs in zip(taken[ours], taken[other]))
+    print(f'\n{ours} / {other}, median of pairs: {ratio(seconds):.2f} of the '
           f'seconds, {ratio(cpu):.2f} of the CPU seconds')
 
 
-def model_flops(shape: transformer.TransformerConfig, lengths: np.ndarray
-               ) -> float:
-  """Forward and backward of these documents; see the top of this file."""
+def model_flops(shape: transformer.TransformerConfig, lengths: np.ndarray,
+                sampled: int | None = None) -> float:
+  """Forward and backward of these documents; see the top of this file.
+
+  By default, all tokens are sampled.
+  """
   _, parameters = sizes.parameters(shape)
-  if not shape.tie_word_embeddings:
-    parameters -= shape.vocab_size * shape.hidden_size
+  head = shape.vocab_size * shape.hidden_size
+  parameters -= head if shape.tie_word_embeddings else 2 * head
+  tokens = int(lengths.sum())
   per_pair = (6 * shape.num_hidden_layers * shape.num_attention_heads
               * shape.head_dim)
-  return (6 * parameters * int(lengths.sum())
+  return (6 * parameters * tokens
+          + 6 * head * (tokens if sampled is None else sampled)
           + per_pair * float((lengths.astype(float) ** 2).sum()))
 
 

@@ -464,7 +464,10 @@ def learner(name: str, config, mesh, shape) -> Program:
   kind, _ = attention.choose(
       mesh.devices.flat[0].platform, config.learner.dtype, shape.head_dim,
       config.rollout.max_length)
-  made = build.learner(config, build.algorithm(config), shape, mesh,
+  # With logits of all tokens, as if the policy had sampled all of them.
+  algorithm = dataclasses.replace(
+      build.algorithm(config), skips_unsampled=False)
+  made = build.learner(config, algorithm, shape, mesh,
                        build.attend(config, kind, mesh))
   if name == 'advantages':
     return advantages(made, memory_plan.rows_of(config), mesh)
