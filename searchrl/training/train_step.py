@@ -186,14 +186,8 @@ class TrainStep:
                             self.mesh)
 
   def sampled(self, batch: Batch) -> Array | None:
-    """Returns True for the tokens of a batch that get logits; None: for all.
-
-    Where positions are split over devices, all tokens get logits, because the
-    sampled ones could not be moved to the front of their rows.
-    """
-    is_split = meshes.ways(self.mesh, 'length') > 1
-    return batch.loss_mask if (
-        self.algorithm.skips_unsampled and not is_split) else None
+    """Returns True for the tokens of a batch to score; None: for all."""
+    return batch.loss_mask if self.algorithm.skips_unsampled else None
 
   def init(self, network: str, params: Any) -> TrainState:
     """Returns a network's state before its first update, given parameters."""
@@ -261,10 +255,15 @@ class TrainStep:
         self.lora and frozen is not None) else trained
 
   def _logprobs(self, params, layout: packing.Layout, tokens, routing, sampled):
-    return policy_logprobs.token_outputs(
+    # Sampled tokens of a row that is split over devices stay where they are.
+    read = None if self._splits_rows else sampled
+    *per_token, load = policy_logprobs.token_outputs(
         self._split_by_words(params), tokens, self.shape,
-        temperature=self.temperature, routing=routing, read=sampled,
+        temperature=self.temperature, routing=routing, read=read,
         **self._row_options(layout))
+    if sampled is not None and read is None:
+      per_token = [jnp.where(sampled, x, 0) for x in per_token]
+    return *per_token, load
 
   def _split_by_words(self, params):
     """Returns the parameters with the logits' matrix split over words only.
@@ -291,17 +290,22 @@ class TrainStep:
   def _row_options(self, layout: packing.Layout) -> dict[str, Any]:
     """Returns the keyword arguments with which a network reads packed rows."""
     options, mesh = self.forward_options, self.mesh
-    is_split = meshes.ways(mesh, 'length') > 1
     attend: Callable[..., Array] = functools.partial(
         options.attend, max_segments=layout.starts.shape[-1],
         longest=self.length)
-    if is_split:
+    if self._splits_rows:
       attend = sequence_attention.over_whole_rows(
           attend, functools.partial(meshes.sharding, mesh))
     return dict(segment_ids=layout.segment_ids, positions=layout.positions,
                 remat=options.remat, dtype=options.dtype, attend=attend,
-                used=self._used_layer, flat=not is_split, mixed=self._mixed,
+                used=self._used_layer, flat=not self._splits_rows,
+                mixed=self._mixed,
                 constrain=functools.partial(activations.split_by_tokens, mesh))
+
+  @property
+  def _splits_rows(self) -> bool:
+    """True if the positions of a row are split over devices."""
+    return meshes.ways(self.mesh, 'length') > 1
 
   @property
   def _mixed(self) -> Callable[..., Array]:
