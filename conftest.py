@@ -47,11 +47,6 @@ def _devices_of_a_run(request):
     yield
 
 
-# Options with which XLA compiles several times faster, to slower programs.
-_COMPILED_FAST = {'xla_backend_optimization_level': '0',
-                  'xla_cpu_use_fusion_emitters': 'False'}
-
-
 @pytest.fixture(scope='module', autouse=True)
 def _programs_of_a_file(request):
   """Compiles a file's programs fast, or as a run would if it says OPTIMIZED.
@@ -60,14 +55,18 @@ def _programs_of_a_file(request):
   """
   import jax  # pylint: disable=g-import-not-at-top
   from jax._src import compiler  # pylint: disable=g-import-not-at-top
-  fast = jax.__version__.startswith('0.10.') and not getattr(
-      request.module, 'OPTIMIZED', False)
+  fast = {'xla_backend_optimization_level': '0'}
+  if jax.__version__.startswith('0.10.'):  # later versions have no such flag
+    fast['xla_cpu_use_fusion_emitters'] = 'False'
   options = compiler.get_compile_options
+
+  def fast_options(*args, env_options_overrides=None, **kwargs):
+    return options(*args, env_options_overrides=fast | (
+        env_options_overrides or {}), **kwargs)
+
   with pytest.MonkeyPatch.context() as patch:
-    if fast:  # XLA's flags have these names in this version
-      patch.setattr(compiler, 'get_compile_options', lambda *args, **kwargs: (
-          options(*args, **kwargs | dict(env_options_overrides={
-              **_COMPILED_FAST, **(kwargs.get('env_options_overrides') or {})}))))
+    if not getattr(request.module, 'OPTIMIZED', False):
+      patch.setattr(compiler, 'get_compile_options', fast_options)
     yield
 
 
