@@ -319,7 +319,8 @@ def test_devices_apart_end_with_the_same_bits_after_a_kill(apart, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize('count', [2, 4])
 def test_processes_of_which_one_is_killed_end_as_one_process(tmp_path, count):
   """Half of each process's devices sample; of one process's eight, too."""
   folder = {n: tmp_path / str(n) for n in (1, count)}

@@ -74,6 +74,7 @@ def test_a_run_trains_experts_and_resumes_to_the_same_bits(folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_replays_experts_resumes_with_samples_in_flight(
     folder, tmp_path, monkeypatch):
   config = config_of(folder, 3)

@@ -104,7 +104,8 @@ def test_processes_find_what_one_finds(count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('tensor', [1, 2])
+@pytest.mark.parametrize(
+    'tensor', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_rollouts_of_two_processes_are_those_of_one(tensor):
   sampled = [loopback.outputs(count, SAMPLE, str(tensor), devices=2 // count,
                               timeout=400) for count in (1, 2)]

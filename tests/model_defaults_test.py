@@ -303,7 +303,9 @@ class Stop(Exception):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind, hops', [('chat', (1, 2)), ('plain', (None,))])
+@pytest.mark.parametrize('kind, hops', [
+    ('chat', (1, 2)),
+    pytest.param('plain', (None,), marks=pytest.mark.long)])
 def test_a_run_by_four_flags_and_every_job_by_its_folder_alone(
     tmp_path, kind, hops, monkeypatch, capsys):
   path = make_model(tmp_path, TEMPLATES[kind])

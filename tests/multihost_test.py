@@ -231,6 +231,7 @@ def test_others_end_without_a_lost_process_and_the_next_run_ends_alike(
       runs.folder[1])
 
 
+@pytest.mark.long
 def test_sigterm_before_the_first_step_ends_all(tmp_path, runs):
   def wait(group):
     while not (tmp_path / 'checkpoints' / '0' / 'integrity.json').exists():
