@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets up eight simulated CPU devices and a compilation cache before jax."""
 
+import gc
 import os
 import pathlib
 
@@ -79,6 +80,12 @@ def pytest_addoption(parser):
       '--fuzz_cases', type=int, default=41_000,
       help='cases of a property in the long form of fuzzing; by default they '
       'are a million together')
+
+
+def pytest_collection_finish():
+  """Leaves the collected tests out of the searches for garbage."""
+  gc.collect()
+  gc.freeze()
 
 
 def pytest_itemcollected(item):
