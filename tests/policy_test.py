@@ -157,9 +157,10 @@ def weighted_sum(params, tokens, read, config, skips, chunk=4):
   return jax.grad(loss, has_aux=True)(params)
 
 
-@pytest.mark.parametrize('name', READ)
+@pytest.mark.parametrize('name, tied, chunk', [
+    *((name, False, 4) for name in READ), ('some', True, 128)])
 def test_tokens_that_are_read_have_the_outputs_and_gradients_of_all(
-    tokens, name, tied=False, chunk=4):
+    tokens, name, tied, chunk):
   config = dataclasses.replace(tiny.CONFIG, tie_word_embeddings=tied,
                                unused_ids=(3, 5))
   read = READ[name](np.random.default_rng(2))
@@ -171,11 +172,6 @@ def test_tokens_that_are_read_have_the_outputs_and_gradients_of_all(
   np.testing.assert_allclose(out, wanted, atol=1e-5)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4),
                gradient, wanted_gradient)
-
-
-def test_tokens_are_read_in_one_chunk_and_by_tied_embeddings(tokens):
-  test_tokens_that_are_read_have_the_outputs_and_gradients_of_all(
-      tokens, 'some', tied=True, chunk=128)
 
 
 def test_tokens_that_are_not_read_get_no_logits(params, tokens, monkeypatch):
@@ -193,7 +189,8 @@ def test_tokens_that_are_not_read_get_no_logits(params, tokens, monkeypatch):
   assert [(x != 0).sum() for x in got] == [8, 8]
   assert not any(x[~read].any() for x in got)
   jax.effects_barrier()
-  assert seen == [2, 2, 2]  # of nine chunks, as the fullest row has five tokens
+  # The fullest row has five tokens, which fill three of the nine chunks.
+  assert seen == [2, 2, 2]
 
 
 @pytest.mark.slow

@@ -57,51 +57,69 @@ def token_outputs(
   """
   hidden, load = transformer.forward_with_load(
       params, tokens, config, positions=positions, **options)
-  rows, length, width = hidden.shape
-  chunk = min(chunk, length)
-  padded = -(-length // chunk) * chunk
   targets = jnp.roll(tokens, -1, axis=1)
-
-  def score(vocabulary, states, targets):
-    scores = transformer.logits(
-        vocabulary, states, config.unused_ids) / temperature
-    logprobs = jax.nn.log_softmax(scores)
-    entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, -1)
-    # A comparison, not a gather, because it shards over the vocabulary.
-    hit = targets[..., None] == jnp.arange(scores.shape[-1])
-    return jnp.sum(jnp.where(hit, logprobs, 0.0), -1), entropy
-
-  def split(x):
-    x = jnp.pad(x, ((0, 0), (0, padded - length), *[(0, 0)] * (x.ndim - 2)))
-    return x.reshape(rows, padded // chunk, chunk, *x.shape[2:]).swapaxes(0, 1)
-
-  def join(x):
-    return x.swapaxes(0, 1).reshape(rows, padded)[:, :length]
-
   name = 'head' if 'head' in params else 'embed'
   vocabulary = {name: params[name]}
+  score = functools.partial(_score, config.unused_ids, temperature)
+  chunk = min(chunk, tokens.shape[1])
   if read is None:
     scored = jax.lax.map(
         jax.checkpoint(lambda chunk: score(vocabulary, *chunk)),
-        (split(hidden), split(targets)))
-    scored = jax.tree.map(join, scored)
+        (_split(hidden, chunk), _split(targets, chunk)))
+    logprobs, entropy = (_join(x, tokens.shape[1]) for x in scored)
   else:
     ahead = jnp.roll(jnp.asarray(read), -1, axis=1).at[:, -1].set(False)
-    first = jnp.argsort(~ahead, axis=1, stable=True)
-    most = jnp.max(jnp.sum(ahead, 1))
-    scored = _map_first(
-        score, vocabulary, split(_take(hidden, first)),
-        split(_take(targets, first)), (most + chunk - 1) // chunk)
-    back = jnp.argsort(first, axis=1)
-    scored = jax.tree.map(
-        lambda x: jnp.where(ahead, _take(join(x), back), 0), scored)
+    logprobs, entropy = _score_some(
+        score, vocabulary, hidden, targets, ahead, chunk)
 
   def shift(x):
     x = jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
     return x if positions is None else jnp.where(positions > 0, x, 0)
 
-  logprobs, entropy = scored
   return shift(logprobs), shift(entropy), load
+
+
+def _score(unused_ids, temperature, vocabulary: Params,
+           states: Float[Array, 'B c D'], targets: Int[Array, 'B c']
+           ) -> tuple[Float[Array, 'B c'], Float[Array, 'B c']]:
+  """Returns the log-prob of each target, and the entropy after each state."""
+  scores = transformer.logits(vocabulary, states, unused_ids) / temperature
+  logprobs = jax.nn.log_softmax(scores)
+  entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, -1)
+  # A comparison, not a gather, because it shards over the vocabulary.
+  hit = targets[..., None] == jnp.arange(scores.shape[-1])
+  return jnp.sum(jnp.where(hit, logprobs, 0.0), -1), entropy
+
+
+def _score_some(score, vocabulary: Params, hidden: Float[Array, 'B T D'],
+                targets: Int[Array, 'B T'], wanted: Bool[Array, 'B T'],
+                chunk: int) -> list[Float[Array, 'B T']]:
+  """Returns the results of `score` where they are wanted, and 0 elsewhere.
+
+  The wanted positions of each row are moved to its front, and moved back.
+  """
+  first = jnp.argsort(~wanted, axis=1, stable=True)
+  most = jnp.max(jnp.sum(wanted, 1))
+  scored = _map_first(
+      score, vocabulary, _split(_take(hidden, first), chunk),
+      _split(_take(targets, first), chunk), (most + chunk - 1) // chunk)
+  back = jnp.argsort(first, axis=1)
+  return [jnp.where(wanted, _take(_join(x, wanted.shape[1]), back), 0)
+          for x in scored]
+
+
+def _split(x: Array, chunk: int) -> Array:
+  """Returns an array [B T ...] as padded chunks [C B c ...]."""
+  rows, length = x.shape[:2]
+  count = -(-length // chunk)
+  x = jnp.pad(x, ((0, 0), (0, count * chunk - length),
+                  *[(0, 0)] * (x.ndim - 2)))
+  return x.reshape(rows, count, chunk, *x.shape[2:]).swapaxes(0, 1)
+
+
+def _join(x: Float[Array, 'C B c'], length: int) -> Float[Array, 'B T']:
+  """Returns chunks as rows of `length` positions: the inverse of `_split`."""
+  return x.swapaxes(0, 1).reshape(x.shape[1], -1)[:, :length]
 
 
 @jax.vmap
