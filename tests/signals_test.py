@@ -4,6 +4,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -30,3 +32,48 @@ def test_a_second_ctrl_c_interrupts_and_handlers_come_back():
       signal.sigtimedwait([], 1)  # a handler runs between two byte codes
   assert (signal.getsignal(signal.SIGINT),
           signal.getsignal(signal.SIGTERM)) == before
+
+
+_IN_A_COLLECTION = """
+import gc, signal, sys, time
+from searchrl.runtime import signals
+signals.raise_at_sigterm()
+
+def at_collection(phase, info):
+  gc.callbacks.clear()
+  signal.raise_signal(signal.{number})
+
+gc.callbacks.append(at_collection)
+try:
+  gc.collect()
+  print('dropped', flush=True)
+  time.sleep(60)
+except KeyboardInterrupt as error:
+  print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(('number', 'exception'), [
+    ('SIGTERM', 'Terminated'), ('SIGINT', 'KeyboardInterrupt')])
+def test_a_signal_in_a_garbage_collection_is_not_lost(number, exception):
+  result = subprocess.run(
+      [sys.executable, '-c', _IN_A_COLLECTION.format(number=number)],
+      capture_output=True, text=True, timeout=120)
+  assert result.stdout.split() == ['dropped', exception], result.stderr
+  assert result.stderr == ''
+
+
+def test_other_dropped_exceptions_are_still_reported():
+  script = """
+from searchrl.runtime import signals
+signals.raise_at_sigterm()
+
+class Broken:
+  def __del__(self):
+    raise ValueError('in a finalizer')
+
+Broken()
+"""
+  result = subprocess.run([sys.executable, '-c', script], capture_output=True,
+                          text=True, timeout=120)
+  assert result.returncode == 0 and 'ValueError: in a finalizer' in result.stderr

@@ -11,11 +11,13 @@ from collections.abc import Callable
 import math
 import os
 import signal
+import sys
 import time
 from typing import Any
 
 EXIT_CODE = 75  # stopped, and can be resumed
 
+_AGAIN_SECS = 0.01  # after an exception that Python could not raise
 _POLL_SECS = 0.1
 _STDERR = 2  # descriptor, because interrupted code may hold sys.stderr's lock
 
@@ -42,11 +44,28 @@ def exit_at_sigterm() -> None:
 
 
 def raise_at_sigterm() -> None:
-  """Makes SIGTERM raise `Terminated` in the main thread, as Ctrl-C does."""
+  """Makes SIGTERM raise `Terminated` in the main thread, as Ctrl-C does.
+
+  Python drops exceptions that are raised in a callback of its garbage collector
+  or in `__del__`. If it dropped that of a signal, the signal comes again.
+  """
   def terminate(number, frame):
     raise Terminated
 
   signal.signal(signal.SIGTERM, terminate)
+  sys.unraisablehook = _signal_again
+
+
+def _signal_again(dropped) -> None:
+  """Repeats the signal of an exception that Python dropped, or reports it."""
+  if not isinstance(dropped.exc_value, KeyboardInterrupt):
+    sys.__unraisablehook__(dropped)
+    return
+  number = (signal.SIGTERM if isinstance(dropped.exc_value, Terminated)
+            else signal.SIGINT)
+  # A timer of the system, since a thread's start needs locks.
+  signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+  signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECS)
 
 
 def ignore_more() -> None:
