@@ -114,6 +114,7 @@ def _tune() -> ml_collections.ConfigDict:
   config.batch.documents = 8
   config.optimizer.update(learning_rate=1e-4, warmup_steps=3)
   config.learner.update(pack_length=1024, microbatch_rows=1)
+  config.model.matmul_dtype = 'auto'
   config.train.validate_every = 0
   return config
 
@@ -134,7 +135,7 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   """
   config = (dspo if arm == 'dspo' else grpo).get_config()
   _converses(config)
-  config.model.path = '{workdir}/tune/model'
+  config.model.update(path='{workdir}/tune/model', matmul_dtype='auto')
   # Several hops alone teach to search on; one hop then teaches when to stop.
   config.data.update(train=f'{_DATA}/train.jsonl',
                      mix=((0, (0, 2, 1)), (10, (1, 2, 1))))
@@ -160,6 +161,7 @@ def _methods() -> ml_collections.ConfigDict:
   _converses(config)
   _evaluates(config)
   config.rollout.max_num_seqs = 48
+  config.model.matmul_dtype = 'auto'
   config.evaluate.update(
       prompts='plain', order=('direct', 'rag'),
       methods={name: dict(method=name, path='', run='', taught=False)

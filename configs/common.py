@@ -53,6 +53,9 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Tokens per block, to bound memory.
       attention_block=field(0, zero='the default'),
       dtype=field('float32', one_of=DTYPES),  # dtype of stored parameters
+      # Dtype to which operands of float32 products are rounded; '': none, auto:
+      # bfloat16 on CPUs with AMX, which multiply it several times as fast.
+      matmul_dtype=field('', one_of=('', 'auto', 'bfloat16')),
       lora=dict(
           # Rank of the adapters.
           rank=field(0, zero='no LoRA, all parameters train'),

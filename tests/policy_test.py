@@ -177,9 +177,9 @@ def test_tokens_that_are_read_have_the_outputs_and_gradients_of_all(
 def test_tokens_that_are_not_read_get_no_logits(params, tokens, monkeypatch):
   seen, logits = [], transformer.logits
 
-  def counted(vocabulary, states, unused_ids):
+  def counted(vocabulary, states, *options):
     jax.debug.callback(lambda: seen.append(states.shape[1]), ordered=True)
-    return logits(vocabulary, states, unused_ids)
+    return logits(vocabulary, states, *options)
 
   monkeypatch.setattr(transformer, 'logits', counted)
   read = np.zeros((ROWS, LENGTH), bool)

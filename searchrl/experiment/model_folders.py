@@ -13,10 +13,12 @@ from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import tools as tool_calls
 from searchrl.data import questions as questions_lib
+from searchrl.models import products
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.rollouts import driver
 from searchrl.runtime import plugins
+from searchrl.runtime import processes
 from searchrl.trajectory import Question, Tool
 
 _DIALOGUES = ('searchrl.agent.dialogue:laptop and :search_r1, '
@@ -83,8 +85,8 @@ class ModelFolder:
     return admit
 
 
-def read(path: str, dialogue: str, tools: Sequence[Tool] = (dialogues.SEARCH,)
-        ) -> ModelFolder:
+def read(path: str, dialogue: str, tools: Sequence[Tool] = (dialogues.SEARCH,),
+         matmul_dtype: str = '') -> ModelFolder:
   """Reads a model directory that uses a dialogue.
 
   Args:
@@ -92,11 +94,12 @@ def read(path: str, dialogue: str, tools: Sequence[Tool] = (dialogues.SEARCH,)
     dialogue: Name, as 'module:function', of a function that makes a Dialogue
       for a Tokenizer. '': the result of `default_dialogue`.
     tools: Tools that the dialogue lists.
+    matmul_dtype: As in `parts`.
 
   Raises:
     FileNotFoundError, ValueError: The reasons of `parts` and `load_dialogue`.
   """
-  path, shape, tokenizer = parts(path)
+  path, shape, tokenizer = parts(path, matmul_dtype)
   return ModelFolder(path, shape, tokenizer, load_dialogue(
       dialogue or default_dialogue(path, tokenizer, tools), tokenizer,
       tools=tools))
@@ -155,7 +158,7 @@ def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer,
   return PLAIN_DIALOGUE if searches_alone else PLAIN_TOOLS
 
 
-def parts(path: str) -> tuple[
+def parts(path: str, matmul_dtype: str = '') -> tuple[
     str, transformer.TransformerConfig, tokenizers.Tokenizer]:
   """Returns the local path, the shape and the tokenizer of a model.
 
@@ -163,6 +166,8 @@ def parts(path: str) -> tuple[
 
   Args:
     path: Path of a Hugging Face directory, or a hub id.
+    matmul_dtype: Dtype of the operands of products. 'auto': the fastest one of
+      the first process. '': that of the activations.
 
   Raises:
     FileNotFoundError, ValueError: Model and tokenizer do not match, or the
@@ -171,6 +176,8 @@ def parts(path: str) -> tuple[
   path = weights.locate(path)
   shape = weights.read_config(path)
   tokenizer = tokenizers.load(path)
+  if matmul_dtype == 'auto':
+    matmul_dtype = processes.on_first('matmul_dtype', products.fastest)
   if tokenizer.vocab_size > shape.vocab_size:
     raise ValueError(
         f'tokenizer and model must belong together, but the tokenizer of '
@@ -179,7 +186,8 @@ def parts(path: str) -> tuple[
         'Copy the tokenizer that the model was trained with.')
   padding = range(tokenizer.vocab_size, shape.vocab_size)
   return path, dataclasses.replace(
-      shape, unused_ids=(*tokenizer.missing_ids, *padding)), tokenizer
+      shape, unused_ids=(*tokenizer.missing_ids, *padding),
+      matmul_dtype=matmul_dtype), tokenizer
 
 
 def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',

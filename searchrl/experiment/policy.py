@@ -44,7 +44,7 @@ def folder_of(config) -> model_folders.ModelFolder:
   with progress.phase('Reading the tokenizer'):
     folder = model_folders.read(
         str(config.model.path or TINY_BASE), config.dialogue,
-        toolsets.listed(config))
+        toolsets.listed(config), config.model.get('matmul_dtype', ''))
   folder.check(budgets_of(config), config.rollout.max_length)
   return folder
 
@@ -185,7 +185,7 @@ def load(
     raise ValueError(
         f'rollout.max_num_seqs must be a multiple of the {copies} copies '
         f'of the weights on {devices} devices, but is {slots}.')
-  with progress.phase(f'Loading the weights of {folder.path}'):
+  with progress.phase(loads(folder.path, shape)):
     params = weights.load(
         folder.path, shape, dtype=dtype,
         sharding_of=functools.partial(meshes.sharding, mesh))
@@ -203,6 +203,13 @@ def load(
       shardings=functools.partial(meshes.shardings, sync.mesh))
   return Sampler(shape, folder.tokenizer, protocol, budgets, engine, sync,
                  schedule, sync.together), params
+
+
+def loads(path: str, shape: transformer.TransformerConfig) -> str:
+  """Returns the name of the phase that loads weights."""
+  rounds = (f' for products of {shape.matmul_dtype}' if shape.matmul_dtype
+            else '')
+  return f'Loading the weights of {path}{rounds}'
 
 
 def tested_attention(name: str, shape: transformer.TransformerConfig,

@@ -80,7 +80,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   processes.agree('config', json.loads(config.to_json()))
   with progress.phase('Reading the tokenizer'):
     path, shape, tokenizer = model_folders.parts(
-        str(config.model.path or policy.TINY_BASE))
+        str(config.model.path or policy.TINY_BASE), config.model.matmul_dtype)
   unset = model_defaults.unset_of_tuning(config, folder, path)
   directory = workdirs.Workdir(folder, config, _FREE)
   directory.check()
@@ -95,7 +95,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
   check_updates(config, len(plan))
-  with progress.phase(f'Loading the weights of {path}'):
+  with progress.phase(policy.loads(path, shape)):
     mesh = meshes.make(**config.mesh)
     config_checks.check_dtype(config, mesh)
     model = Model(path, shape, tokenizer, weights.load(

@@ -60,7 +60,7 @@ def token_outputs(
   targets = jnp.roll(tokens, -1, axis=1)
   name = 'head' if 'head' in params else 'embed'
   vocabulary = {name: params[name]}
-  score = functools.partial(_score, config.unused_ids, temperature)
+  score = functools.partial(_score, config, temperature)
   chunk = min(chunk, tokens.shape[1])
   if read is None:
     scored = jax.lax.map(
@@ -79,11 +79,12 @@ def token_outputs(
   return shift(logprobs), shift(entropy), load
 
 
-def _score(unused_ids, temperature, vocabulary: Params,
+def _score(config, temperature, vocabulary: Params,
            states: Float[Array, 'B c D'], targets: Int[Array, 'B c']
            ) -> tuple[Float[Array, 'B c'], Float[Array, 'B c']]:
   """Returns the log-prob of each target, and the entropy after each state."""
-  scores = transformer.logits(vocabulary, states, unused_ids) / temperature
+  scores = transformer.logits(vocabulary, states, config.unused_ids,
+                              config.matmul_dtype) / temperature
   logprobs = jax.nn.log_softmax(scores)
   entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, -1)
   # A comparison, not a gather, because it shards over the vocabulary.

@@ -3,18 +3,52 @@
 """Matrix products of few bits that are summed in float32."""
 
 import functools
+import math
+import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+_CPU = pathlib.Path('/proc/cpuinfo')  # only Linux has it
+_AMX = 'amx_bf16'  # flag of CPUs with units for products of bfloat16
 
-@jax.custom_vjp
-def float32_product(x, kernel):
+
+def fastest() -> str:
+  """Returns 'bfloat16' if the devices are CPUs with AMX, otherwise ''."""
+  is_fast = (jax.default_backend() == 'cpu' and _CPU.is_file()
+             and _AMX in _CPU.read_text().split())
+  return 'bfloat16' if is_fast else ''
+
+
+def product(x, kernel, dtype: str = ''):
+  """Returns x @ kernel in the dtype of x.
+
+  Args:
+    x: Array [... D].
+    kernel: Matrix [D F] of any dtype.
+    dtype: Dtype to which the operands are rounded, also in the backward pass.
+      Sums and gradients are then float32. '': that of x, for all.
+  """
+  if dtype:
+    return float32_product(x, kernel, dtype).astype(x.dtype)
+  return x @ kernel.astype(x.dtype)
+
+
+def float32_product(x, kernel, dtype: str = ''):
   """Returns x @ kernel, summed in float32, also in the backward pass.
 
-  Its products have the dtype of x. By default the cotangent's float32 would
-  make them products of float32, which are many times slower.
+  The arguments are those of `product`. By default the cotangent's float32
+  would make the products in the backward pass products of float32, which are
+  many times slower.
   """
+  if dtype:
+    return _rounded(x.astype(jnp.float32), kernel.astype(jnp.float32), dtype)
+  return _summed(x, kernel.astype(x.dtype))
+
+
+@jax.custom_vjp
+def _summed(x, kernel):
   return jnp.dot(x, kernel, preferred_element_type=jnp.float32)
 
 
@@ -27,5 +61,35 @@ def _backward(operands, cotangent):
           product(x, axes=(tokens, tokens)).T.astype(x.dtype))
 
 
-float32_product.defvjp(
-    lambda *operands: (float32_product(*operands), operands), _backward)
+_summed.defvjp(lambda *operands: (_summed(*operands), operands), _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rounded(x, kernel, dtype: Any):
+  return jnp.dot(x.astype(dtype), kernel.astype(dtype),
+                 preferred_element_type=jnp.float32)
+
+
+def _rounded_forward(x, kernel, dtype):
+  x = x.astype(dtype)  # half of what the backward pass keeps
+  return _rounded(x, kernel, dtype), (x, kernel)
+
+
+def _rounded_backward(dtype, operands, cotangent):
+  x, kernel = operands
+  cotangent = cotangent.astype(dtype)
+  product = functools.partial(
+      jnp.tensordot, preferred_element_type=jnp.float32)
+  # XLA's CPU compiler has no fast product that contracts the first axis alone.
+  tokens = math.prod(x.shape[:-1])
+  halves = math.gcd(tokens, 2), -1
+  of_kernel = product(x.reshape(*halves, x.shape[-1]),
+                      cotangent.reshape(*halves, cotangent.shape[-1]),
+                      axes=((0, 1), (0, 1)))
+  # Without the barrier, it would merge a later transposition with the product,
+  # and refuse the result.
+  return (product(cotangent, kernel.astype(dtype), axes=((-1,), (1,))),
+          jax.lax.optimization_barrier(of_kernel))
+
+
+_rounded.defvjp(_rounded_forward, _rounded_backward)

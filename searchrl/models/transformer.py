@@ -30,7 +30,7 @@ import numpy as np
 from searchrl.models import attention
 from searchrl.models import experts as experts_lib
 from searchrl.models.experts import Experts, Load
-from searchrl.models.products import float32_product
+from searchrl.models.products import float32_product, product
 from searchrl.models.rotary import Llama3Rope, rotate
 
 Params = Any  # a nested dict of arrays
@@ -74,9 +74,9 @@ class TransformerConfig:
   sliding_window: int | None = None  # tokens that a token sees, itself included
   rope_scaling: Llama3Rope | None = None
   experts: Experts | None = None
-  # Rows of the vocabulary that the tokenizer has no token for. config.json does
-  # not name them; `model_folders.parts` does.
+  # Ids without a token, which `model_folders.parts` finds, not config.json.
   unused_ids: tuple[int, ...] = ()
+  matmul_dtype: str = ''  # of projections and logits; see `products.product`
 
 
 # Decorator for cheap elementwise functions, which cost memory rather than
@@ -128,17 +128,18 @@ class Projection(nn.Module):
   features: int
   axes: tuple[str, str]  # logical axes of the kernel
   use_bias: bool = False
+  matmul_dtype: str = ''  # as in `products.product`
 
   @nn.compact
   def __call__(self, x: Float[Array, '*N D']) -> Float[Array, '*N F']:
     """Returns the map of x, computed in the dtype of x."""
     kernel = param(self, 'kernel', normal, (x.shape[-1], self.features),
                    self.axes)
-    y = x @ kernel.astype(x.dtype)
+    y = product(x, kernel, self.matmul_dtype)
     if self.has_variable('params', 'lora_a'):
       a: Any = self.get_variable('params', 'lora_a')
       b: Any = self.get_variable('params', 'lora_b')
-      y = y + (x @ a.astype(x.dtype)) @ b.astype(x.dtype)
+      y = y + product(product(x, a), b)
     if self.use_bias:
       bias = param(self, 'bias', nn.initializers.zeros, (self.features,),
                    self.axes[1:])
@@ -174,8 +175,8 @@ class Block(nn.Module):
     tokens = (rows * length,) if self.flat else (rows, length)
 
     def heads(name, count, axis):
-      y = Projection(count * c.head_dim, ('embed', axis), c.attention_bias,
-                     name=name)(flat)
+      y = self._linear(
+          name, count * c.head_dim, ('embed', axis), c.attention_bias)(flat)
       if length == 1 and not c.attention_bias:
         # A TPU's compiler would reshape the kernel instead, and copy it into
         # another layout for each decode.
@@ -193,7 +194,7 @@ class Block(nn.Module):
     k = heads('k', c.num_key_value_heads, 'kv_heads')
     v = heads('v', c.num_key_value_heads, 'kv_heads')
     output, second = attend(rotated(q, 'q_norm'), rotated(k, 'k_norm'), v)
-    y = Projection(width, ('heads', 'embed'), c.attention_out_bias, name='o')(
+    y = self._linear('o', width, ('heads', 'embed'), c.attention_out_bias)(
         output.reshape(*tokens, -1))
     x = x + y.reshape(x.shape)
 
@@ -202,12 +203,15 @@ class Block(nn.Module):
     y = self._experts(flat, experts) if c.experts else self._mlp(flat)
     return x + y.reshape(x.shape), second
 
+  def _linear(self, name: str, size: int, axes: Any, bias: bool) -> Projection:
+    return Projection(size, axes, bias, self.config.matmul_dtype, name=name)
+
   def _mlp(self, x: Float[Array, '*N D']) -> Float[Array, '*N D']:
-    dense = functools.partial(Projection, use_bias=self.config.mlp_bias)
-    size = self.config.intermediate_size
-    gate = dense(size, ('embed', 'mlp'), name='gate')(x)
-    up = dense(size, ('embed', 'mlp'), name='up')(x)
-    return dense(x.shape[-1], ('mlp', 'embed'), name='down')(_gated(gate, up))
+    size, bias = self.config.intermediate_size, self.config.mlp_bias
+    gate = self._linear('gate', size, ('embed', 'mlp'), bias)(x)
+    up = self._linear('up', size, ('embed', 'mlp'), bias)(x)
+    return self._linear('down', x.shape[-1], ('mlp', 'embed'), bias)(
+        _gated(gate, up))
 
   def _experts(self, x: Float[Array, 'N D'], given: Array | None
               ) -> Float[Array, 'N D']:
@@ -258,7 +262,7 @@ class Router(nn.Module):
     """Returns the logits. Products have the dtype of x; sums are float32."""
     kernel = param(self, 'kernel', normal, (x.shape[-1], self.count),
                    ('embed', None))
-    return float32_product(x, kernel.astype(x.dtype))
+    return float32_product(x, kernel)
 
 
 def forward(params: Params, tokens: Int[Array, 'B T'],
@@ -319,9 +323,8 @@ def forward_with_load(
     ValueError: remat has another value.
   """
   rows, length = tokens.shape
-  column = jnp.arange(length)
   if positions is None:
-    positions = jnp.broadcast_to(column, (rows, length))
+    positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
 
   def attend_rows(q, k, v):
     return attend(q, k, v, segment_ids=segment_ids,
@@ -376,12 +379,13 @@ def head(params: Params) -> Float[Array, 'D V']:
 
 
 def logits(params: Params, hidden: Float[Array, '*B D'],
-           unused_ids: Sequence[int] = ()) -> Float[Array, '*B V']:
+           unused_ids: Sequence[int] = (), matmul_dtype: str = ''
+          ) -> Float[Array, '*B V']:
   """Returns unnormalised log-probs over the vocabulary, in float32.
 
   The unused ids get a probability of exactly 0 and no gradient.
   """
-  scores = float32_product(hidden, head(params).astype(hidden.dtype))
+  scores = float32_product(hidden, head(params), matmul_dtype)
   if not unused_ids:
     return scores
   offset = np.zeros(scores.shape[-1], np.float32)

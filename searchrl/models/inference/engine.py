@@ -215,6 +215,8 @@ class Engine:
       is_ready = isinstance(self._waiting['layers'], tuple)
       self._params = self._waiting if is_ready else (
           self._programs['unstacked'](self._waiting))
+      if 'rounded' in self._programs:
+        self._params = self._programs['rounded'](self._params)
       self._waiting = None
     by_row = self._draws is not None
     for truncated in (False, True) if by_row and not self._few_rows else (

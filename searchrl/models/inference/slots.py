@@ -30,6 +30,7 @@ from searchrl.models import experts
 from searchrl.models.inference import sampling
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 from searchrl.models.inference.stops import StopTable
+from searchrl.models import lora
 from searchrl.models import transformer
 from searchrl.models.transformer import Params, TransformerConfig
 
@@ -104,6 +105,20 @@ def unstacked(params: Params, dtype: Any) -> Params:
       for i in range(count))
   return {**cast({k: v for k, v in params.items() if k != 'layers'}),
           'layers': layers}
+
+
+def rounded(params: Params, dtype: Any) -> Params:
+  """Returns `unstacked` params with kernels in the dtype of their products.
+
+  Otherwise each call of a program would convert them. The embedding stays; a
+  head that is tied to it becomes a kernel of its own.
+  """
+  def cast(path, leaf):
+    is_projection = path[-2].key in lora.TARGETS and path[-1].key == 'kernel'
+    return leaf.astype(dtype) if is_projection else leaf
+
+  return {**params, 'head': {'kernel': transformer.head(params).astype(dtype)},
+          'layers': jax.tree.map_with_path(cast, params['layers'])}
 
 
 def unstacked_axes(axes: dict[str, Any], layers: int) -> dict[str, Any]:
@@ -285,7 +300,7 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
                      state, tiles, config, layout)
   logits = transformer.logits(
       params, transformer.final_norm(params, x[:, 0], config),
-      config.unused_ids)
+      config.unused_ids, config.matmul_dtype)
   token, logprob = sampling.sample(
       logits, state.row_key, state.position, temperature, truncation)
   token = jnp.where(state.active, token, state.last_token)
@@ -353,6 +368,8 @@ def jitted(
   model = dict(config=config, layout=layout)
   return state, dict(
       unstacked=ordered(jax.jit(functools.partial(unstacked, dtype=dtype))),
+      **({'rounded': ordered(jax.jit(functools.partial(
+          rounded, dtype=config.matmul_dtype)))} if config.matmul_dtype else {}),
       append=jit(append, **model), copy=jit(copy, layout=layout),
       begin=jit(begin), release=jit(release),
       routing=ordered(jax.jit(routing, out_shardings=read)),
