@@ -34,6 +34,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.model = dict(
       path=base.model.path,  # a Hugging Face folder or hub id; '': tiny base
       dtype=base.model.get_ref('dtype'),  # dtype of the parameters
+      # Dtype to which operands of products are rounded. Unset: the run's.
+      matmul_dtype=base.model.get_ref('matmul_dtype'),
   )
   # Dialogue that the policy was trained with. '': the run's; without a run, as
   # in configs/common.py.

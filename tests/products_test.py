@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from configs import ppo
+from searchrl.experiment import model_folders
+from searchrl.experiment import policy
 from searchrl.jobs import train
 from searchrl.models import policy_logprobs
 from searchrl.models import products
@@ -80,6 +82,14 @@ def test_the_fastest_dtype_follows_the_cpu(tmp_path, monkeypatch, flags, dtype):
   assert products.fastest() == ''
 
 
+@pytest.mark.parametrize(('asked', 'held'), [
+    ('', ''), ('bfloat16', 'bfloat16'), ('auto', 'fastest here')])
+def test_the_shape_of_a_model_has_the_dtype_of_its_config(
+    monkeypatch, asked, held):
+  monkeypatch.setattr(products, 'fastest', lambda: 'fastest here')
+  assert model_folders.parts(str(policy.TINY_BASE), asked)[1].matmul_dtype == held
+
+
 @pytest.mark.parametrize('tied', [True, False])
 def test_logprobs_and_gradients_are_near_those_of_float32(tied):
   tokens = np.random.default_rng(0).integers(0, 96, (2, 16), np.int32)
@@ -134,13 +144,14 @@ def test_an_engine_holds_kernels_in_the_dtype_of_their_products():
 
 
 @pytest.mark.slow
-def test_a_run_rounds_in_the_learner_and_in_the_sampler(tmp_path):
+def test_a_run_rounds_in_the_learner_and_in_the_sampler(tmp_path, capsys):
   """Their log-probs agree. The recipe has a critic, which rounds, too."""
   config = ppo.get_config('smoke')
   config.train.num_steps = 2
   config.evaluate.initial = False
   config.model.matmul_dtype = 'bfloat16'
   train.run(config, tmp_path)
+  assert 'rounded to bfloat16 (model.matmul_dtype)' in capsys.readouterr().err
   rows = [json.loads(row) for row in (tmp_path / metrics.FILE).open()]
   rows = [row for row in rows if 'actor/pg_loss' in row]
   assert [row['training/global_step'] for row in rows] == [1, 2]

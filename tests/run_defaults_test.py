@@ -5,6 +5,7 @@
 import pathlib
 import shutil
 
+from configs import ask as ask_config
 from configs import evaluate as evaluate_config
 from configs import grpo
 from configs import predict as predict_config
@@ -38,6 +39,16 @@ def test_the_runs_model_dialogue_and_engine_are_taken(run, module):
   assert (config.dialogue, config.model.path) == (SEARCH_R1, 'tiny_raw')
   assert config.search.engine == 'dense'
   assert config.search.options.to_dict() == {'encoder': 'tiny_e5'}
+
+
+@pytest.mark.parametrize(('module', 'field'), [
+    (evaluate_config, 'evaluate.run'), (predict_config, 'evaluate.run'),
+    (ask_config, 'ask.run')])
+def test_products_are_rounded_as_in_the_run(run, module, field):
+  config, folder = module.get_config(), run(model__matmul_dtype='bfloat16')
+  assert config.model.matmul_dtype == ''
+  taken = run_defaults.complete(config, folder, field)
+  assert taken.model.matmul_dtype == 'bfloat16'
 
 
 def test_without_a_run_they_are_those_of_the_tiny_base():

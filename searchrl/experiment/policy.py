@@ -185,7 +185,8 @@ def load(
     raise ValueError(
         f'rollout.max_num_seqs must be a multiple of the {copies} copies '
         f'of the weights on {devices} devices, but is {slots}.')
-  with progress.phase(loads(folder.path, shape)):
+  say_products(shape)
+  with progress.phase(f'Loading the weights of {folder.path}'):
     params = weights.load(
         folder.path, shape, dtype=dtype,
         sharding_of=functools.partial(meshes.sharding, mesh))
@@ -205,11 +206,11 @@ def load(
                  schedule, sync.together), params
 
 
-def loads(path: str, shape: transformer.TransformerConfig) -> str:
-  """Returns the name of the phase that loads weights."""
-  rounds = (f' for products of {shape.matmul_dtype}' if shape.matmul_dtype
-            else '')
-  return f'Loading the weights of {path}{rounds}'
+def say_products(shape: transformer.TransformerConfig) -> None:
+  """Says so if the operands of products are rounded."""
+  if shape.matmul_dtype:
+    processes.say('The operands of matrix products are rounded to '
+                  f'{shape.matmul_dtype} (model.matmul_dtype).')
 
 
 def tested_attention(name: str, shape: transformer.TransformerConfig,

@@ -95,7 +95,8 @@ def run(config, workdir: str | pathlib.Path) -> None:
       [len(document.ids) for document in train], seed=config.seed,
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
   check_updates(config, len(plan))
-  with progress.phase(policy.loads(path, shape)):
+  policy.say_products(shape)
+  with progress.phase(f'Loading the weights of {path}'):
     mesh = meshes.make(**config.mesh)
     config_checks.check_dtype(config, mesh)
     model = Model(path, shape, tokenizer, weights.load(
