@@ -76,7 +76,7 @@ class TransformerConfig:
   experts: Experts | None = None
   # Ids without a token, which `model_folders.parts` finds, not config.json.
   unused_ids: tuple[int, ...] = ()
-  matmul_dtype: str = ''  # of projections and logits; see `products.product`
+  matmul_dtype: str = ''  # dtype of products' operands; see `products.product`
 
 
 # Decorator for cheap elementwise functions, which cost memory rather than
@@ -128,7 +128,7 @@ class Projection(nn.Module):
   features: int
   axes: tuple[str, str]  # logical axes of the kernel
   use_bias: bool = False
-  matmul_dtype: str = ''  # as in `products.product`
+  matmul_dtype: str = ''  # dtype of the product's operands, as in `product`
 
   @nn.compact
   def __call__(self, x: Float[Array, '*N D']) -> Float[Array, '*N F']:
