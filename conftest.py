@@ -11,6 +11,9 @@ import pytest
 pytest_plugins = ('cpu_times',)
 
 _DEVICES = '--xla_force_host_platform_device_count'
+# A compiled program holds dozens of memory maps, and XLA aborts the process
+# that has 65,530, the most that Linux grants (vm.max_map_count).
+_MOST_MAPS = 20_000
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 _FLAGS = os.environ.get('XLA_FLAGS', '')  # those of child processes
@@ -69,6 +72,18 @@ def _programs_of_a_file(request):
     if not getattr(request.module, 'OPTIMIZED', False):
       patch.setattr(compiler, 'get_compile_options', fast_options)
     yield
+  if _memory_maps() > _MOST_MAPS:
+    jax.clear_caches()
+    gc.collect()
+
+
+def _memory_maps() -> int:
+  """Returns the number of this process's memory maps, 0 where unknown."""
+  try:
+    with open('/proc/self/maps', 'rb') as file:
+      return sum(1 for _ in file)
+  except OSError:  # systems other than Linux have no such file
+    return 0
 
 
 def pytest_addoption(parser):
