@@ -213,6 +213,21 @@ def test_a_host_without_accelerators_also_holds_checkpoints_and_itself():
   assert 'Python, JAX, programs' not in elsewhere.holds
 
 
+def test_an_engine_holds_the_kernels_that_it_rounds(tmp_path):
+  def besides(rounds, devices=''):
+    found = memory_plan.make(config(
+        tmp_path, QWEN_3B, mesh=dict(fsdp=8), rollout=dict(tensor=1),
+        model=dict(matmul_dtype=rounds),
+        plan=dict(devices=devices, compile=False)))
+    return found.engine.besides
+
+  kernels = sum(2 * math.prod(x.shape) for x in jax.tree.leaves(
+      transformer.abstract(QWEN_3B)))  # the head is tied to the embedding
+  found = besides('bfloat16') - besides('')
+  assert found == pytest.approx(kernels, rel=1e-3)
+  assert besides('auto', 'h200-8') == besides('', 'h200-8')
+
+
 def test_a_plan_prints_and_writes_nothing(tmp_path, capsys):
   plan.run(config(plan=dict(devices='v5e-8'), mesh=dict(data=8)),
            str(tmp_path / 'run'))

@@ -12,6 +12,7 @@ time per token.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -63,8 +64,7 @@ def make(config) -> Plan:
         'config.plan must be there for --plan, but this config has none. Give a '
         'recipe, configs/sft.py or configs/evaluate.py with the same model.')
   config = chosen(resolved(config))
-  shape = weights.read_config(shipped_shapes.locate(
-      config.model.path or str(policy.TINY_BASE)))
+  shape = _shape(config)
   kind, mesh, name = _devices(config)
   update = _update(config, shape, mesh, kind)
   engine, engines, sampling, besides = _rollouts(config, shape, mesh, kind)
@@ -78,6 +78,17 @@ def make(config) -> Plan:
       holds=update.holds | ({} if apart else sampling) | besides,
       update=update, kind=kind, engine=engine, engines=engines,
       sampling=sampling | besides if apart else None)
+
+
+def _shape(config) -> transformer.TransformerConfig:
+  """Returns the shape of the policy, with the dtype of its products."""
+  shape = weights.read_config(shipped_shapes.locate(
+      config.model.path or str(policy.TINY_BASE)))
+  rounds = config.model.get('matmul_dtype', '')
+  if rounds == 'auto' and config.plan.devices:  # none of them are CPUs
+    rounds = ''
+  return dataclasses.replace(
+      shape, matmul_dtype=model_folders.product_dtype(rounds))
 
 
 def chosen(config) -> Any:

@@ -176,8 +176,6 @@ def parts(path: str, matmul_dtype: str = '') -> tuple[
   path = weights.locate(path)
   shape = weights.read_config(path)
   tokenizer = tokenizers.load(path)
-  if matmul_dtype == 'auto':
-    matmul_dtype = processes.on_first('matmul_dtype', products.fastest)
   if tokenizer.vocab_size > shape.vocab_size:
     raise ValueError(
         f'tokenizer and model must belong together, but the tokenizer of '
@@ -187,7 +185,14 @@ def parts(path: str, matmul_dtype: str = '') -> tuple[
   padding = range(tokenizer.vocab_size, shape.vocab_size)
   return path, dataclasses.replace(
       shape, unused_ids=(*tokenizer.missing_ids, *padding),
-      matmul_dtype=matmul_dtype), tokenizer
+      matmul_dtype=product_dtype(matmul_dtype)), tokenizer
+
+
+def product_dtype(name: str) -> str:
+  """Returns model.matmul_dtype, of which 'auto' means the fastest one here."""
+  if name == 'auto':
+    return processes.on_first('matmul_dtype', products.fastest)
+  return name
 
 
 def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',

@@ -91,9 +91,23 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
       tensor=tensor, cache=cache,
       frozen=weights_held * (('solver' in config) + 2 * bool(ahead)),
       slots=config.rollout.max_num_seqs,
-      besides=weights_held * (not ahead) + working,
+      besides=(weights_held * (not ahead) + working
+               + _rounded_kernels(here, shape)),
       read=weights_held - looked_up + cache, weights=weights_held,
       sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))
+
+
+def _rounded_kernels(mesh, shape) -> float:
+  """Returns the bytes of the kernels that an engine holds for its products.
+
+  They are those of `slots.rounded`. Without model.matmul_dtype there are none.
+  """
+  if not shape.matmul_dtype:
+    return 0
+  params, axes = transformer.abstract(
+      shape, shape.matmul_dtype), transformer.logical_axes(shape)
+  return sum(bytes_on(mesh, params[name], axes[name]) for name in (
+      'layers', 'head' if 'head' in params else 'embed'))
 
 
 def bytes_on(mesh, tree: Any, axes: Any) -> float:
