@@ -585,6 +585,20 @@ def test_nothing_copies_the_cache(params):
     assert memory.alias_size_in_bytes >= size  # donated
 
 
+def test_an_update_has_the_room_of_the_cache_on_cpus(params):
+  engine, inputs = build(slots=3, length=47), turn_inputs()
+  blocks = {x.shape for x in jax.tree.leaves(engine._state.cache)}
+  held = lambda: sum(x.nbytes for x in jax.live_arrays() if x.shape in blocks)
+  others = held() - sum(
+      x.nbytes for x in jax.tree.leaves(engine._state.cache))
+  engine.load(params, TEMPERATURE)
+  first = run_turns(engine, inputs)
+  engine.unload()
+  assert held() == others
+  engine.load(params, TEMPERATURE)
+  assert held() > others and run_turns(engine, inputs) == first
+
+
 @pytest.mark.parametrize('append, message', [
     (dict(tokens=(1,) * 45, budget=4), 'holds 48 tokens, but slot 0 would need '
                                        '45 and a budget of 4'),

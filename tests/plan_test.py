@@ -228,6 +228,21 @@ def test_an_engine_holds_the_kernels_that_it_rounds(tmp_path):
   assert besides('auto', 'h200-8') == besides('', 'h200-8')
 
 
+def test_an_update_on_cpus_has_the_room_of_the_cache():
+  def peak(**changes):
+    made = memory_plan.make(config(
+        mesh=dict(data=8), plan=dict(compile=False), **changes))
+    return dataclasses.replace(
+        made, update=made.update._replace(bytes=100 * GIB)), made.engine
+
+  (freed, engine), (beside, _) = peak(), peak(train=dict(max_staleness=1))
+  assert freed.peak == pytest.approx(
+      sum(freed.holds.values()) + 100 * GIB - engine.cache)
+  assert f'-{engine.cache / GIB:.2f}' in plan.describe(freed)
+  assert beside.peak == pytest.approx(sum(beside.holds.values()) + 100 * GIB)
+  assert 'the KV cache is freed' not in plan.describe(beside)
+
+
 def test_a_plan_prints_and_writes_nothing(tmp_path, capsys):
   plan.run(config(plan=dict(devices='v5e-8'), mesh=dict(data=8)),
            str(tmp_path / 'run'))

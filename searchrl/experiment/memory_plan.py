@@ -68,7 +68,8 @@ def make(config) -> Plan:
   kind, mesh, name = _devices(config)
   update = _update(config, shape, mesh, kind)
   engine, engines, sampling, besides = _rollouts(config, shape, mesh, kind)
-  if _platform(mesh, kind) == 'cpu':
+  on_cpu = _platform(mesh, kind) == 'cpu'
+  if on_cpu:
     besides['Python, JAX, programs'] = _PROCESS / kind.a_process
   parameters, active = sizes.parameters(shape)
   apart = bool(_rollout_devices(config))
@@ -77,7 +78,8 @@ def make(config) -> Plan:
       active=active, mesh=dict(mesh.shape),
       holds=update.holds | ({} if apart else sampling) | besides,
       update=update, kind=kind, engine=engine, engines=engines,
-      sampling=sampling | besides if apart else None)
+      sampling=sampling | besides if apart else None,
+      frees_cache=on_cpu and not config.get('train', {}).get('max_staleness'))
 
 
 def _shape(config) -> transformer.TransformerConfig:

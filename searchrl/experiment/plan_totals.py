@@ -43,6 +43,7 @@ class Plan:
   engine: Engine  # the config's engine
   engines: tuple[Engine, ...]  # engines that model and devices allow
   sampling: dict[str, float] | None = None  # None: all devices do both
+  frees_cache: bool = False  # whether updates free the KV cache, as on CPUs
 
   @property
   def peak(self) -> float:
@@ -67,8 +68,10 @@ class Plan:
     change = engine.cache - chosen.cache + engine.frozen - chosen.frozen
     if self.sampling is not None:
       return sum(self.sampling.values()) + change + engine.besides
+    freed = engine.cache if self.frees_cache else 0
     return sum(self.holds.values()) + change + max(
-        engine.besides + update.saving, update.bytes + update.workspace)
+        engine.besides + update.saving,
+        update.bytes + update.workspace - freed)
 
   @property
   def fits(self) -> bool:

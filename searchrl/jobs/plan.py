@@ -56,6 +56,8 @@ def _describe_devices(plan: plan_totals.Plan) -> str:
   prefix = 'or ' * bool(sampling is None and plan.engine.besides)
   training = {
       f'{prefix}update: gradients, activations ({how})': update.bytes,
+      'and update: the KV cache is freed':
+          -plan.engine.cache * bool(plan.frees_cache and update.bytes),
       "and update: cuDNN's workspace, at most (by formula)": update.workspace}
   if sampling is None:
     remedy = (f'For rollouts, {_FOR_ROLLOUTS} help; for updates, '

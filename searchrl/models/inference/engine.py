@@ -125,15 +125,16 @@ class Engine:
     self._layout = layout = layouts.over_devices(
         attention, config, slots=slots, length=length, block=block, parts=parts,
         cache_tokens=cache_tokens, shardings=shardings)
-    self._tile = tile or (
-        32 if layouts.platform_of(shardings) == 'cpu' else 128)
+    self._on_cpu = layouts.platform_of(shardings) == 'cpu'
+    self._tile = tile or (32 if self._on_cpu else 128)
     self._tiles = tuple(sorted(
         n for n in tiles if n <= max(4 * slots, min(tiles))))
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
     self._copies = copies = kv_cache.copies(shardings)
-    self._state, self._programs = programs.jitted(
+    self._empty, self._programs = programs.jitted(
         config, layout, copies, dtype, steps=steps, patience=patience,
         records=records, ordered=ordered, shardings=shardings)
+    self._state: programs.State | None = self._empty()
     self.records = self._state.routing is not None
     any_rows = layout.any_rows and copies == 1
     # A decode may compute fewer rows if the products still round alike.
@@ -197,14 +198,17 @@ class Engine:
     self._forget()
     self._stops = self._own_stops if stop_table is None else stop_table
     self._waiting = params
+    self._state = self._state or self._empty()
     self._draws = None if temperature is not None else (
         [sampling.Draw()] * self.slots)
     self._temperature = np.float32(temperature or 0)
     self._truncation = None if truncation.is_off else truncation.as_arrays()
 
   def unload(self) -> None:
-    """Frees the weights' memory for an update."""
+    """Frees the weights' memory for an update, and on CPUs the cache's."""
     self._params = self._waiting = None
+    # Elsewhere, an update could split the room that the cache needs next.
+    self._state = None if self._on_cpu else self._state
 
   def compile(self) -> int:
     """Compiles all programs of the next rollouts, and returns their number.

@@ -348,17 +348,17 @@ def jitted(
     config: TransformerConfig, layout: Layout, copies: int, dtype: Any, *,
     steps: int, patience: int, records: bool, ordered: Callable[[Any], Any],
     shardings: Callable[[Any], Any] | None,
-) -> tuple[State, dict[str, Callable[..., Any]]]:
-  """Returns the empty slots of an engine, and its programs by name.
+) -> tuple[Callable[[], State], dict[str, Callable[..., Any]]]:
+  """Returns the program that makes an engine's empty slots, and the others.
 
   Programs return slots with the sharding of their input. They return samples in
   a sharding that every process can read. The arguments are those of `Engine`.
   """
   read = shardings and shardings(())
   held = shardings and shardings(logical_axes(config, layout, records))
-  state = jax.jit(
+  make = ordered(jax.jit(
       functools.partial(empty, config, layout, copies, dtype, records),
-      out_shardings=held)()
+      out_shardings=held))
 
   def jit(program, shardings=held, **options):
     return ordered(jax.jit(
@@ -366,7 +366,7 @@ def jitted(
         out_shardings=shardings))
 
   model = dict(config=config, layout=layout)
-  return state, dict(
+  return make, dict(
       unstacked=ordered(jax.jit(functools.partial(unstacked, dtype=dtype))),
       **({'rounded': ordered(jax.jit(functools.partial(
           rounded, dtype=config.matmul_dtype)))} if config.matmul_dtype else {}),
