@@ -86,15 +86,16 @@ def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
 
 def exact(ids: Sequence[int], tokenizer, *, trained: bool = False,
           first: bool = False) -> list[Segment]:
-  """Returns segments with exactly these ids, preferably few and readable.
+  """Returns segments whose tokenization has exactly the given ids.
 
-  Usually one text gives all ids. A new segment begins where two texts that were
-  encoded separately would merge, and where a special token is plain text. If a
-  passage was cut within a character, the rest is written as ids.
+  Usually one segment of text has them all. A new segment begins where the text
+  as a whole would be tokenized into other ids, and where the name of a special
+  token was written as ordinary text. Ids that no text has, as those of half a
+  character, are kept as a segment of ids.
 
   Args:
     ids: Ids of a part of a conversation.
-    tokenizer: Tokenizer that the segments are encoded by.
+    tokenizer: Tokenizer that encodes the segments.
     trained: True if they are trained on.
     first: True if they begin the conversation.
   """

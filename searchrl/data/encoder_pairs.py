@@ -87,10 +87,14 @@ def world_pairs(number: int, *, seed: int, count: int, fresh: float,
 
 
 def file_pairs(path: str) -> Callable[[int], PairSource]:
-  """Loads a jsonl file with {"query", "positive", "negatives"?} on each line.
+  """Loads pairs of a query and a passage that answers it from a jsonl file.
+
+  Each line is an object with the texts "query" and "positive", and may have
+  "negatives", a list of passages that do not answer the query.
 
   Returns:
-    A function number -> the pairs, which are the same for each number.
+    A function from the number of an epoch to its pairs, which are the same in
+    each epoch.
 
   Raises:
     FileNotFoundError: There is no such file.

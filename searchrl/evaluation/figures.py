@@ -81,7 +81,8 @@ def curve(
 def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
   """Returns the mean of each value and the `window - 1` values before it.
 
-  NaN values are left out of the means.
+  At the start there are fewer values. NaN values are left out; a mean of
+  nothing else is NaN.
   """
   array = np.asarray(values, np.float64)
   recent = (array[max(i - window, 0):i] for i in range(1, len(array) + 1))

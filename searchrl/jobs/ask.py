@@ -44,11 +44,14 @@ _say = processes.say
 
 
 def run(config, workdir: str) -> None:
-  """Answers `ask.question`, or proposes questions if it is empty.
+  """Prints the policy's answers to `ask.question`.
+
+  If the question is empty, it prints questions to ask instead. If there is no
+  corpus, a generated world is written to `workdir`/data.
 
   Raises:
     ValueError, FileNotFoundError: The config cannot be run.
-    SystemExit: No sample has an answer.
+    SystemExit: No sample of the question has an answer.
   """
   config_checks.check(config)
   if processes.count() > 1:

@@ -338,8 +338,20 @@ def resolve(
 ) -> tuple[str, str]:
   """Returns the tested implementation that a run uses, and a sentence to log.
 
-  See `kernel_checks.resolve`. The test is `self_test`, up to rows of this length, with
-  its arguments `sliding_window`, `rows` and `max_segments`.
+  Args:
+    implementation: Name of an implementation, or 'auto' for the one of `choose`,
+      which is replaced by a simpler one if it fails its `self_test`.
+    platform: Platform of the devices.
+    dtype: Dtype of queries, keys and values.
+    heads: Number of query heads.
+    kv_heads: Number of key-value heads.
+    head_dim: Width of a head.
+    length: Number of tokens of a row, the longest that is tested.
+    **graph: The arguments `sliding_window`, `rows` and `max_segments` of
+      `self_test`.
+
+  Raises:
+    RuntimeError: The named implementation failed its self-test.
   """
   capability = getattr(jax.local_devices()[0], 'compute_capability', '')
   is_packed = capability[:2] not in ('5.', '6.', '7.', '8.')

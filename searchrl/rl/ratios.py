@@ -42,7 +42,9 @@ def token_ratio(
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
 ) -> Float[Array, 'B T']:
-  """Returns rho_t = exp(clip(d_t, -20, 20)), 1 outside the mask, [B, T].
+  """Returns the importance ratio of each token, [B, T], and 1 outside the mask.
+
+    rho_t = exp(clip(d_t, -20, 20)),  d_t = logprobs_t - old_logprobs_t
 
   Source: Schulman et al. 2017, Proximal Policy Optimization,
     arXiv:1707.06347, section 3.
@@ -60,7 +62,7 @@ def sequence_ratio(
 ) -> Float[Array, 'B']:
   """Returns the geometric mean of each row's token ratios, [B].
 
-    s = exp(sum_t m_t d_t / sum_t m_t)
+    s = exp(sum_t m_t d_t / sum_t m_t),  d_t = logprobs_t - old_logprobs_t
 
   Retrieved tokens change neither s nor the length in its exponent. A row
   without sampled tokens has s = 1 and no gradient. With a mask `count_mask`, c,

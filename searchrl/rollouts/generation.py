@@ -82,11 +82,12 @@ class Stream:
 
 
 class Text:
-  """The text of a choice as its tokens come, up to a stop string.
+  """The text of an answer, to which `add` adds the bytes of its tokens.
 
   Args:
-    token_bytes: Bytes of each id; see `Tokenizer.token_bytes`.
-    stops: Stop strings. The text ends before the first one that occurs.
+    token_bytes: Bytes of each token id, as a sequence; see
+      `Tokenizer.token_bytes`.
+    stops: Stop strings. The text ends before the first one that is complete.
   """
 
   def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[bytes]):

@@ -32,10 +32,10 @@ class Writer:
     workdir: Directory of the run. It is made if it is missing. If it has a
       metrics file, lines are appended.
     log_to: Names of loggers: keys of `loggers.OURS` or 'module:function'.
-    config: Config of the run by name, for the loggers.
+    config: Fields of the run's config, {name: value}, for the loggers.
     step_field: Name of the step in a line.
     enabled: False on all processes but the first. Then nothing is written, and
-      `holds` is always True.
+      `holds`, which tells whether a step has been written, is always True.
   """
 
   def __init__(self, workdir: str | os.PathLike[str], *,

@@ -202,10 +202,11 @@ async def _pieces(generator: generation.Generator,
 
 
 def choices(request: openai_api.Request) -> list[generation.Choice]:
-  """Returns the choices of a request. Equal seeds give equal randomness.
+  """Returns the answers that a request asks for, which are to be sampled.
 
-  The randomness depends only on the seed and the choice's number, not on the
-  prompt or any other field.
+  Their random numbers depend only on the request's seed and on the number of
+  the answer, not on the prompt or any other field. Without a seed, each request
+  has other random numbers.
   """
   uid = (secrets.token_hex(16) if request.seed is None else
          f'seed {request.seed}')

@@ -148,12 +148,14 @@ class TrainStep:
 
   @functools.cached_property
   def logprobs(self) -> Callable[..., Array]:
-    """Function that returns the log-probs of all tokens, in nats, [M R L].
+    """Jitted function that returns the log-prob of each token, in nats, [M R L].
 
-    Its arguments are (trained, frozen, layout, tokens [M R L], count, routing,
-    sampled [M R L]), of which the last two may be left out. `sampled` is True
-    for the tokens to score; the log-probs of others are 0. For `routing`, see
-    `Rows`.
+    M is the number of micro-batches, R that of rows in one, and L that of tokens
+    in a row. The arguments are (trained, frozen, layout, tokens [M R L], count,
+    routing, sampled [M R L]): trained parameters, frozen ones, where documents
+    lie in rows, token ids, the number of micro-batches with tokens, the experts
+    of `Rows`, and True for the tokens to score; others have log-prob 0. The last
+    two may be left out.
     """
     return self._jit_scoring(lambda trained, frozen, *rows: self._logprobs(
         self._policy_params(trained, frozen), *rows)[0])

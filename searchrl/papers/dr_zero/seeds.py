@@ -20,24 +20,26 @@ from searchrl.trajectory import Passage, Question
 def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
          hops: Sequence[float], seed: int, tokens: int = 256,
          documents: bool = True, name: str = 'seed') -> list[Question]:
-  """Draws seeds from a corpus in random order.
+  """Draws documents in random order, for which a proposer writes questions.
 
-  After its last passage, the corpus is shuffled again.
+  Such a document is called a seed. After the last passage of the corpus, its
+  order is drawn anew.
 
   Args:
     corpus: Passages, as an indexable object with a length.
     tokenizer: Tokenizer of the proposer.
     first: Number of seeds that were drawn before.
     count: Number of seeds to draw.
-    hops: Shares of seeds that ask for 1, 2, ... hops.
-    seed: Random seed of the orders and of the hops.
+    hops: Shares of the seeds whose questions shall have 1, 2, ... hops.
+    seed: Seed of the random numbers.
     tokens: Maximum number of tokens of a document. Longer ones are cut.
-    documents: False leaves the documents out. Then all seeds with the same
-      number of hops have the same text.
+    documents: If False, the proposer is not shown the documents. Then all seeds
+      with the same number of hops have the same text.
     name: Prefix of the uids.
 
   Returns:
-    Questions without answers, whose text is written by `proposals.ask`.
+    A question for each seed. Its text is the task for the proposer, as of
+      `proposals.ask`, and it has no answers.
 
   Raises:
     ValueError: The shares are empty or negative, or all are 0.

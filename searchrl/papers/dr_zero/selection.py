@@ -30,9 +30,10 @@ class Selected:
   """The result of a selection: kept and dropped proposals.
 
   Attributes:
-    kept: Trajectories whose proposals become questions, in order.
-    dropped: The best sample of every other seed, with the reason, one of
-      REASONS.
+    kept: Trajectories whose proposals become questions, in the order of their
+      seeds.
+    dropped: For each seed without a question, its `best` sample and the reason,
+      which is one of REASONS.
   """
 
   kept: list[Trajectory]

@@ -81,17 +81,22 @@ def count(steps: Sequence[Mapping[str, float]]) -> Counts:
 
 def table(counts: Counts, *, thousand_queries: float, device_hour: float,
           devices: Sequence[int]) -> list[dict[str, Any]]:
-  """Returns rows with COLUMNS: a paid engine, then the model on some devices.
+  """Returns the cost of a run's searches, as a table with a row per offer.
 
-  A model keeps its devices for the whole run, as in the paper. If a model wrote
-  documents in the run, further rows give the cost of only the time of writing,
-  if others use the devices in between.
+  The first row is a paid engine. Then comes the model that writes documents,
+  once for each number of devices, which it keeps for the whole run, as in the
+  paper. If it did write documents in this run, it comes again, and pays only for
+  the hours in which it wrote. That is the cost if other jobs use its devices
+  meanwhile.
 
   Args:
-    counts: Counts of the run.
+    counts: Queries and hours of the run.
     thousand_queries: Price of 1,000 queries to a paid engine.
-    device_hour: Price of a device for an hour, in the same currency.
-    devices: Numbers of devices of a model.
+    device_hour: Price of one device for one hour, in the same currency.
+    devices: Numbers of devices on which the model might run.
+
+  Returns:
+    Rows {column: value}, with the keys COLUMNS.
   """
   def row(by: str, hours: float = counts.hours, number: int = 0,
           queries: float = 0.0) -> dict[str, Any]:

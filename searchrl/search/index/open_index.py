@@ -165,19 +165,21 @@ def rows_on_devices(
     memory: float, hosts: int, *, index: str | pathlib.Path,
     backend: str = 'auto', storage: str = 'bfloat16', memory_share: float = 0.3,
 ) -> dict[str, float]:
-  """Returns the bytes that `indexed` puts on the accelerators of a process.
-
-  There is one key at most, which describes the rows. If the folder has no index,
-  or the rows are too large for the accelerators, the key says so, and the value
-  is 0.
+  """Returns the bytes of an index that are on the accelerators of a process.
 
   Args:
-    memory: Bytes of the accelerators of a process.
+    memory: Memory in bytes of all accelerators of a process.
     hosts: Number of processes.
-    index: Argument of `indexed`, as are the others.
-    backend: See `indexed`.
-    storage: See `indexed`.
-    memory_share: See `indexed`.
+    index: Folder of the index, as for `indexed`.
+    backend: Kind of search, as for `indexed`.
+    storage: Dtype of the rows, as for `indexed`.
+    memory_share: Largest share of the memory, as for `indexed`.
+
+  Returns:
+    A dictionary with one entry, from a description of the rows to their bytes.
+    They are 0 if there is no such folder or if the rows take too much memory,
+    and the description says so. If the backend keeps rows on the host, the
+    dictionary is empty.
   """
   if not pathlib.Path(index).is_dir():
     return {f'rows of {index}, which is not here and not counted': 0.0}

@@ -89,23 +89,24 @@ def build(
     part_rows: int = 2_500_000,
     soar: float = 1.5,
 ) -> dict[str, Any]:
-  """Writes the files of an index.
+  """Builds an index part by part, and writes its files.
 
-  It takes memory for about three times the float32 rows of a part. Parts of up
+  A part needs about three times the memory of its rows in float32. Parts of up
   to a million rows are built by one thread, with the same result every time.
-  Larger parts are built by all threads, whose sums differ in their last bits on
-  some CPUs.
+  Larger parts are built by all threads, and the last bits of the result may
+  differ on some CPUs.
 
   Args:
-    source: The rows.
+    source: Vectors of the passages.
     folder: Existing empty directory for the files.
     leaves: Number of leaves of a part. 0: three times the square root of its
       rows.
     part_rows: Largest number of rows of a part.
-    soar: SOAR's lambda, the weight of the second assignment's direction.
+    soar: Lambda of SOAR, which assigns each row to a second leaf: how much it
+      prefers one whose error is orthogonal to that of the first.
 
   Returns:
-    Facts that `open_` and `ladder` need.
+    What `open_` and `ladder` need to know of the files, for a json file.
 
   Raises:
     ValueError: ScaNN is not installed, an option is out of range, or a row has
