@@ -214,10 +214,12 @@ def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
 
 
 def evaluation_judge(config) -> scoring.Scorer | None:
-  """Returns the judge of config.evaluate.judge, or None if it is not set.
+  """Returns the judge that grades answers in evaluations, if there is one.
+
+  It is that of config.evaluate.judge.
 
   Raises:
-    ValueError: The judge cannot be used.
+    ValueError: There is no such judge, or it plays rollouts of its own.
   """
   options = config.evaluate.get('judge')
   if not options or not options.name:

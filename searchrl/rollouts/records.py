@@ -33,9 +33,10 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_json(record: dict[str, Any]) -> Trajectory:
-  """Returns the trajectory of a `to_json` record, also one read from JSON text.
+  """Returns the trajectory of a record that `to_json` made.
 
-  Fields that an older record lacks get their defaults.
+  The record may have been written to a file as JSON and read again. Fields that
+  an older record lacks get their defaults.
   """
   turns = tuple(
       Turn(**turn | {

@@ -93,26 +93,27 @@ def fit(
     writer: metrics_lib.Writer | None = None,
     progress: bool = True,
 ) -> tuple[Any, dict[str, Any]]:
-  """Trains from a state, or from the newest checkpoint of a folder.
+  """Trains from the newest checkpoint of a folder, or else from a state.
 
   Ctrl-C and SIGTERM stop the training after the current update, which is saved.
 
   Args:
     update: Update from `make_update` or `language_update`.
-    state: State before the first update.
-    batch_of: Function from the step, counted from 0, to the batch and its
-      number of tokens without padding.
+    state: State before the first update, used if the folder has no checkpoint.
+    batch_of: Function from the step, counted from 0, to the batch and the
+      number of its tokens that are not padding.
     folder: Directory of the checkpoints.
-    steps: Number of updates.
-    save_every: Number of updates from one checkpoint to the next.
-    validation: Loss on held-out data, and when it is computed.
+    steps: Total number of updates, with those before the checkpoint.
+    save_every: Number of updates between two checkpoints.
+    validation: Loss on held-out data and its interval, if there is any.
     writer: Writer that gets the metrics of each update, as sft/<name>.
-    progress: Flag that shows a progress bar on stderr.
+    progress: If True, a progress bar is shown on stderr.
 
   Returns:
-    The last state and the record. The record has steps, tokens, CPU seconds,
-    each metric's means between checkpoints, 'last_loss', the loss of the last
-    update, and 'validation', a list of [step, loss].
+    The last state, and a dictionary of the training: the number of steps and of
+    tokens, the CPU seconds, the means of each metric between checkpoints, the
+    loss of the last update ('last_loss'), and pairs of a step and its loss on
+    held-out data ('validation').
 
   Raises:
     Stopped: A signal stopped the training early.

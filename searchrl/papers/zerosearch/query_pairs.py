@@ -94,11 +94,11 @@ def example(pair: Pair, prompts: Prompts, *, titled: bool,
   """Returns a record for fine-tuning that trains only on the documents.
 
   Args:
-    pair: The query and its passages.
-    prompts: Prompts with which the simulated engine will be asked.
-    titled: Flag that makes the documents begin with their titles.
-    chat: Flag that makes the prompt a user message after an empty system
-      message, as published. If False, the documents continue the prompt's text.
+    pair: A query and its passages, which are the documents to write.
+    prompts: Prompts of the simulated engine, of which one fits the pair.
+    titled: If True, the documents begin with their titles.
+    chat: If True, the prompt is a user message after an empty system message,
+      as in ZeroSearch's code. If False, the documents continue the prompt's text.
   """
   query = Query(pair.query, len(pair.passages), pair.question)
   prompt = prompts.of(documents.Task(query, pair.useful, 0))
