@@ -11,8 +11,8 @@ import pytest
 pytest_plugins = ('cpu_times',)
 
 _DEVICES = '--xla_force_host_platform_device_count'
-# A compiled program holds dozens of memory maps, and XLA aborts the process
-# that has 65,530, the most that Linux grants (vm.max_map_count).
+# A compiled program holds dozens of memory maps, and a process crashes in XLA
+# when it has 65,530, the most that Linux grants (vm.max_map_count).
 _MOST_MAPS = 20_000
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')

@@ -93,8 +93,8 @@ def file_pairs(path: str) -> Callable[[int], PairSource]:
   "negatives", a list of passages that do not answer the query.
 
   Returns:
-    A function from the number of an epoch to its pairs, which are the same in
-    each epoch.
+    A function from the number of a source, here a pass over the file, to its
+    pairs, which are the same for each number.
 
   Raises:
     FileNotFoundError: There is no such file.
