@@ -22,16 +22,6 @@ def test_intervals_cover_the_truth_as_often_as_they_say(rate):
   assert 0.93 <= hits / 2000 <= 0.97
 
 
-@pytest.mark.slow
-def test_intervals_of_a_mean_over_sets_cover_it_too():
-  rng, hits, rates = np.random.default_rng(3), 0, (0.2, 0.5, 0.9)
-  for _ in range(2000):
-    low, high = compare.bootstrap(*(
-        rng.random(n) < rate for n, rate in zip((125, 300, 150), rates)))
-    hits += low <= np.mean(rates) <= high
-  assert 0.93 <= hits / 2000 <= 0.97
-
-
 def test_an_interval_is_that_of_resampled_means_and_may_be_a_point():
   values = np.random.default_rng(0).normal(size=60)
   low, high = compare.bootstrap(values)

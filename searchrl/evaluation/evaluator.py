@@ -293,14 +293,16 @@ def _row(name: str, engine: str, decoding: str, hops: int | str,
             if all(key in of_set for of_set in means)}
   by_set = [list(compare.by_question(scores, score).values())
             for scores in sets]
-  count = sum(map(len, by_set))
+  low, high = interval_of_mean([
+      (float(np.mean(values)), *(
+          wilson(sum(values), len(values))
+          if score != 'f1' and len(values) == len(scores)
+          else compare.bootstrap(values)))
+      for values, scores in zip(by_set, sets)])
   is_alone = len(sets) == 1
-  is_share = score != 'f1' and is_alone and count == len(sets[0])
-  low, high = (wilson(sum(by_set[0]), count) if is_share else
-               compare.bootstrap(*by_set))
   return {
       'set': name, 'engine': engine, 'decoding': decoding, 'hops': hops,
-      'n': count, 'em': values.pop('em'),
+      'n': sum(map(len, by_set)), 'em': values.pop('em'),
       '95% interval': f'{low:.2f}-{high:.2f}', **values,
       'search_errors': sum(one.failed for scores in sets for one in scores),
       **(scores_lib.sample_statistics(sets[0], score) if is_alone else {}),
@@ -342,6 +344,21 @@ def wilson(hits: float, n: int) -> tuple[float, float]:
   centre = (p + z * z / (2 * n)) / (1 + z * z / n)
   half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
   return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def interval_of_mean(sets: Sequence[tuple[float, float, float]]
+                    ) -> tuple[float, float]:
+  """Returns the 95 % interval of a mean over independent sets.
+
+  Args:
+    sets: Score of each set, and the bounds of its 95 % interval.
+
+  Source: Zou and Donner 2008, who call it MOVER.
+  """
+  mean = sum(score for score, *_ in sets) / len(sets)
+  below = math.hypot(*(score - low for score, low, _ in sets)) / len(sets)
+  above = math.hypot(*(high - score for score, _, high in sets)) / len(sets)
+  return mean - below, mean + above
 
 
 def columns(rows: Sequence[Mapping]) -> list[str]:

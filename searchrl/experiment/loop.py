@@ -39,9 +39,10 @@ from searchrl.training import optimizer as optimizers
 from searchrl.trajectory import Batch, Trajectory
 
 _NEVER = 1e9  # seconds
-_SAID = {'gen': 'sampling', 'old_log_prob': 'scoring', 'ref': 'scoring',
-         'values': 'scoring', 'update_actor': 'updating',
-         'checkpoint': 'saving'}  # what the parts of a step do
+_SAID = {  # what the parts of a step do
+    'gen': 'sampling', 'old_log_prob': 'scoring',
+    'ref': 'scoring by the reference', 'values': 'scoring by the critic',
+    'update_actor': 'updating', 'checkpoint': 'saving'}
 _say = processes.say
 Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
 

@@ -310,8 +310,7 @@ def _measured_once(rows: Sequence[Mapping[str, Any]], way: Source, score: str
                   ) -> dict[str, Measured]:
   """Returns the scores and intervals of one run.
 
-  The interval of the mean is computed from the intervals of the sets. F1 has
-  the interval of a fraction of questions, which is wider than its own interval.
+  F1 has the interval of a fraction of questions, which is wider than its own.
   """
   rows = [row for row in rows if
           row.get('method', '') == way.method and row.get('hops') == 'all'
@@ -322,11 +321,10 @@ def _measured_once(rows: Sequence[Mapping[str, Any]], way: Source, score: str
       row[score], *evaluator.wilson(row[score] * row['n'], row['n']),
       row['n'], row.get('search_errors', 0)) for row in rows}
   if datasets.MEAN in result:
-    halves = [(of_set.high - of_set.low) / 2 for name, of_set in result.items()
-              if name not in (*datasets.COMMON, datasets.MEAN)]
-    mean, half = result[datasets.MEAN], math.hypot(*halves) / len(halves)
-    result[datasets.MEAN] = mean._replace(
-        low=max(mean.score - half, 0.0), high=min(mean.score + half, 1.0))
+    low, high = evaluator.interval_of_mean([
+        of_set[:3] for name, of_set in result.items()
+        if name not in (*datasets.COMMON, datasets.MEAN)])
+    result[datasets.MEAN] = result[datasets.MEAN]._replace(low=low, high=high)
   return result
 
 

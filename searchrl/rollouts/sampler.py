@@ -24,6 +24,7 @@ from searchrl.models.inference import stops
 from searchrl.rollouts import driver
 from searchrl.rollouts import records
 from searchrl.rollouts import weight_sync
+from searchrl.runtime import host_memory
 from searchrl.runtime import processes
 from searchrl.runtime import progress
 from searchrl.search import engine_wrappers
@@ -148,6 +149,7 @@ class Sampler:
         self.engine.compile()
     rollouts = _with_retries(sample, requests, search, search_retries, enough)
     self.engine.unload()
+    host_memory.give_back()  # on CPUs, an update needs the room of the cache
     if not self.together:
       finish()
       return _of_all_processes(rollouts)
