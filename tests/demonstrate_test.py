@@ -159,7 +159,9 @@ def test_a_chain_by_hand(data, tmp_path, capsys):
                       rf'<answer> Lan{number} </answer>', answer)
   read = ''.join(s.text for s in line.segments if not s.trained)
   assert f'Doc 1(Title: "Town {number}") The town {number} is on' in read
-  assert '1 demonstrations (1 with 2 searches)' in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert '1 demonstrations (1 with 2 searches)' in out
+  assert 'All questions are used up' not in out
 
 
 def test_wordings_differ_and_depend_on_the_seed_alone(data, tmp_path):
@@ -244,6 +246,7 @@ def test_what_finds_no_answer_is_left_out_and_counted(data, tmp_path, capsys):
   # Town 3 in both kinds of questions, river 4 in the one of two hops.
   out = capsys.readouterr().out
   assert '3 searched without finding the answer of a hop' in out
+  assert 'All questions are used up before' in out
   assert len(written(tmp_path / 'run')) == 2 * TOWNS - 3
 
 

@@ -110,6 +110,9 @@ def run(config, workdir: str) -> None:
               trajectory, model.tokenizer,
               untrained=author.untrained(trajectory)))))
   processes.say(describe(folder / FILE, kept, left_out), file=sys.stdout)
+  if len(kept) < config.demonstrations.count:
+    processes.say('All questions are used up before demonstrations.count='
+                  f'{config.demonstrations.count} is reached.', file=sys.stdout)
 
 
 def check_writes(dialogue: dialogues.Dialogue, name: str) -> None:

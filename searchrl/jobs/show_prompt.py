@@ -80,8 +80,9 @@ def show(config, tokens: bool, example: str = '',
   for title, ids in (
       ('Prompt of a question',
        dialogues.opening(dialogue, question, tokenizer)),
-      (f'Observation after a search, {budgets.passage_tokens} tokens a passage '
-       f'at most, {observed.passages_cut} passages cut', observed.tokens),
+      ('Observation after a search, with example passages of at most '
+       f'{budgets.passage_tokens} tokens, {observed.passages_cut} of them cut',
+       observed.tokens),
       ('Retry message after an invalid action',
        dialogues.retry(dialogue, tokenizer, ()))):
     yield f'\n== {title}: {len(ids)} tokens =='
