@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import types
 from typing import Any
 
 EXIT_CODE = 75  # stopped, and can be resumed
@@ -64,8 +65,25 @@ def _signal_again(dropped) -> None:
   number = (signal.SIGTERM if isinstance(dropped.exc_value, Terminated)
             else signal.SIGINT)
   # A timer of the system, since a thread's start needs locks.
-  signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+  def again(_, frame):
+    if _is_in_hook(frame):  # on a busy machine; it would be dropped once more
+      signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECS)
+    else:
+      signal.raise_signal(number)
+
+  signal.signal(signal.SIGALRM, again)
   signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECS)
+
+
+def _is_in_hook(frame: types.FrameType | None) -> bool:
+  """Returns whether a hook for dropped exceptions is running."""
+  hooks = (_signal_again.__code__,
+           getattr(sys.unraisablehook, '__code__', None))
+  while frame is not None:
+    if frame.f_code in hooks:
+      return True
+    frame = frame.f_back
+  return False
 
 
 def ignore_more() -> None:
