@@ -143,8 +143,6 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   _evaluates(config)
   config.rollout.update(questions_per_step=8, group_size=12, max_num_seqs=48)
   config.optimizer.update(learning_rate=2e-5, warmup_steps=2)
-  # On CPUs this also saves time: activations are larger than the caches.
-  config.learner.remat = 'nothing'
   config.train.update(num_steps=30, checkpoint_every=5, max_rollouts=0)
   config.evaluate.every = 0
   config.update(ARMS[arm])
