@@ -72,11 +72,15 @@ def _rounded(x, kernel, dtype: Any):
 
 def _rounded_forward(x, kernel, dtype):
   x = x.astype(dtype)  # half of what the backward pass keeps
-  return _rounded(x, kernel, dtype), (x, kernel)
+  # Where a scan stacks what its layers keep, XLA's CPU compiler writes a whole
+  # stack of bfloat16 again for each layer, but only one layer of integers.
+  bits = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}')
+  return _rounded(x, kernel, dtype), (bits, kernel)
 
 
 def _rounded_backward(dtype, operands, cotangent):
-  x, kernel = operands
+  bits, kernel = operands
+  x = jax.lax.bitcast_convert_type(bits, dtype)
   cotangent = cotangent.astype(dtype)
   product = functools.partial(
       jnp.tensordot, preferred_element_type=jnp.float32)

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A KV cache in which each slot has blocks of W tokens, read block by block.
 
-Keys and values are arrays [B N K W d]: slots, blocks per slot, KV heads, tokens
-per block, width. CPUs multiply this order fastest. In the other order,
-[B N W K d], writing a token touches one row of memory and attention kernels can
-read the cache as it is. Attention is either a loop or a kernel. The loop runs
+Keys are arrays [B N K d W], and values [B N K W d]: slots, blocks per slot, KV
+heads, width, tokens per block. CPUs multiply this order fastest, the keys four
+times as fast as [B N K W d]. In the other order, [B N W K d] for both, writing a
+token touches one row of memory and attention kernels can read the cache as it
+is. Attention is either a loop or a kernel. The loop runs
 over the blocks of the longest slot; this number changes no array's shape. The
 kernel gets each slot's length.
 """
@@ -36,26 +37,32 @@ def layout(*, slots: int, length: int, block: int, parts: int,
       computed separately when each row is one token. Rows may then be any
       slots. With 1, rows are all slots, in order.
     sliding_window: Number of keys that a query sees, itself included.
-    heads_outside: Order of the axes: True for [B N K W d], False for
-      [B N W K d].
+    heads_outside: Order of the axes: True for [B N K d W] and [B N K W d],
+      False for [B N W K d].
     token_kernel: Name of the attention when each row is one token: '' for
       loops, 'triton' for the kernel of `kv_blocks_gpu`, or an implementation of
       `jax.nn.dot_product_attention`, such as 'cudnn'. Kernels need
       heads_outside to be False and parts to be 1.
     tile_kernel: Name of the attention when rows are tiles: '' or 'triton'.
   """
-  # Indices or sizes of the axes of heads and of positions, in their order.
-  order = lambda heads, positions: (
-      (heads, positions) if heads_outside else (positions, heads))
-  axes = ('batch', None, *order('kv_heads', None), None)
-  heads_first = lambda x: x if heads_outside else x.swapaxes(1, 2)
+  # Indices or sizes of the axes of heads, widths and positions, in their order.
+  of_keys = lambda heads, width, positions: (
+      (heads, width, positions) if heads_outside else (positions, heads, width))
+  of_values = lambda heads, width, positions: (
+      (heads, positions, width) if heads_outside else (positions, heads, width))
+  axes = tuple(('batch', None, *order('kv_heads', None, None))
+               for order in (of_keys, of_values))
+  heads_first = lambda keys, values: (  # [n K W d]
+      (keys.swapaxes(2, 3), values) if heads_outside else
+      (keys.swapaxes(1, 2), values.swapaxes(1, 2)))
   shape = slots, -(-length // block), block
   filled = lambda ends: (jnp.max(ends) + block - 1) // block
 
   def empty(config, copies, dtype):
-    sizes = (copies * slots, shape[1],
-             *order(config.num_key_value_heads, block), config.head_dim)
-    return jnp.zeros(sizes, dtype), jnp.zeros(sizes, dtype)
+    return tuple(
+        jnp.zeros((copies * slots, shape[1], *order(
+            config.num_key_value_heads, config.head_dim, block)), dtype)
+        for order in (of_keys, of_values))
 
   def places(tiles: Tiles, width: int):
     column = jnp.arange(width)
@@ -70,11 +77,12 @@ def layout(*, slots: int, length: int, block: int, parts: int,
     keys, values = layer
     positions = tiles.start[:, None] + jnp.arange(q.shape[1])
     slot, place, token = places(tiles, q.shape[1])
-    index = slot, place, *order(slice(None), token)
-    keys = keys.at[index].set(k, mode='drop')
-    values = values.at[index].set(v, mode='drop')
-    read = lambda slot, i: tuple(
-        heads_first(x.at[slot, i].get(mode='clip')) for x in (keys, values))
+    all_of = slice(None)
+    keys, values = (
+        x.at[slot, place, *order(all_of, all_of, token)].set(new, mode='drop')
+        for x, order, new in ((keys, of_keys, k), (values, of_values, v)))
+    read = lambda slot, i: heads_first(
+        *(x.at[slot, i].get(mode='clip') for x in (keys, values)))
 
     if 'triton' == (tile_kernel if q.shape[1] > 1 else token_kernel):
       output = kv_blocks_gpu.attend(q, keys, values, tiles, sliding_window)
@@ -87,13 +95,13 @@ def layout(*, slots: int, length: int, block: int, parts: int,
     elif parts == 1:  # rows are slots
       last = jnp.where(tiles.length > 0, tiles.start, -1)
       output = attention.blockwise(
-          q, lambda i: tuple(heads_first(x[:, i]) for x in (keys, values)),
+          q, lambda i: heads_first(keys[:, i], values[:, i]),
           last[:, None], filled(last + 1), block, sliding_window)
     else:
       output = _by_parts(q, read, tiles, filled, block, parts, sliding_window)
     return output, (keys, values)
 
-  return Layout(slots=slots, block=block, has_pages=False, axes=(axes, axes),
+  return Layout(slots=slots, block=block, has_pages=False, axes=axes,
                 any_rows=parts > 1 or token_kernel == 'triton', empty=empty,
                 attend=attend, places=shape,
                 record=functools.partial(kv_cache.recorded, places=places),
