@@ -13,6 +13,7 @@ from configs import ask as ask_config
 from configs import common
 from searchrl.experiment import policy
 from searchrl.models import lora as loras
+from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.rollouts import driver
 from searchrl.rollouts import collect
@@ -80,6 +81,23 @@ def test_the_policy_is_that_of_the_runs_checkpoint(run):
   assert sampler.engine.slots == 8  # of as many devices
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
                params, expected)
+
+
+def test_weights_that_a_checkpoint_replaces_are_not_read(
+    tmp_path, monkeypatch):
+  shape = weights.read_config(str(policy.TINY_BASE))
+  trained = transformer.init(shape, jax.random.key(1))
+  (tmp_path / 'config.json').write_text(common.get_config().to_json())
+  checkpoint.save(
+      tmp_path / 'checkpoints', 3, {'policy': {'params': trained}}, {})
+  monkeypatch.setattr(policy.weights, 'load', lambda *_, **__: pytest.fail(
+      'the base model was read'))
+  config = config_of()
+  _, params = policy.of_run(config, str(tmp_path), limit=3)
+  jax.tree.map(np.testing.assert_array_equal, params, trained)
+  axes = transformer.logical_axes(shape)
+  assert jax.tree.map(lambda x: x.sharding, params) == meshes.shardings(
+      meshes.make(**config.mesh), axes)
 
 
 @pytest.mark.parametrize('most, tensor, slots', [

@@ -61,6 +61,17 @@ def test_a_gradient_may_be_transposed():
   np.testing.assert_array_equal(gradient, np.full((3, 8), 4))
 
 
+def test_what_layers_keep_is_not_written_again_by_each_layer():
+  """XLA's CPU compiler would convert and copy whole stacks of bfloat16."""
+  def loss(kernels, x):
+    layer = lambda x, kernel: (products.product(x, kernel, 'bfloat16'), None)
+    return jnp.sum(jax.lax.scan(layer, x, kernels)[0])
+
+  kernels, x = jnp.ones((5, 16, 16)), jnp.ones((24, 16))
+  text = jax.jit(jax.grad(loss)).lower(kernels, x).compile().as_text()
+  assert 'u16[5,24,16]' in text and '[5,24,16]{2,1,0} convert' not in text
+
+
 def test_by_default_nothing_is_rounded():
   rng = np.random.default_rng(0)
   x, kernel = jnp.asarray(rng.normal(size=(2, 8, 8)), jnp.float32)

@@ -56,7 +56,8 @@ def budgets_of(config) -> driver.Budgets:
 
 def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
           folder: model_folders.ModelFolder | None = None,
-          onto: Mesh | None = None) -> tuple[Sampler, transformer.Params]:
+          onto: Mesh | None = None, weightless: bool = False
+         ) -> tuple[Sampler, transformer.Params]:
   """Builds the sampler of a config, and loads the params of its model.
 
   Args:
@@ -69,6 +70,7 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
       then keeps `engines.ONE_KIND` slots, or all if it has fewer.
     folder: Model directory of the config, if it has been read.
     onto: Mesh of this process's devices that sample, if they are others.
+    weightless: Whether params are structs, as in `load`.
   """
   options = config.rollout
   slots, cache_tokens = options.max_num_seqs, options.cache_tokens
@@ -83,7 +85,7 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
       folder or folder_of(config), seed=config.seed, slots=slots,
       length=options.max_length, budgets=budgets_of(config), mesh=mesh,
       onto=onto, dtype=config.model.dtype, engine_dtype=options.dtype,
-      attention=options.attention,
+      attention=options.attention, weightless=weightless,
       cache_tokens=cache_tokens,
       records=config.get('learner', {}).get('router_replay', False),
       tensor=options.tensor, schedule=schedule(
@@ -142,6 +144,7 @@ def load(
     records: bool = False,
     tensor: int = 1,
     schedule: driver.Schedule = driver.Schedule(),
+    weightless: bool = False,
 ) -> tuple[Sampler, transformer.Params]:
   """Loads the weights of a model directory, and builds its Sampler.
 
@@ -162,6 +165,8 @@ def load(
     tensor: Number of devices that share a copy of the engine's weights. If they
       belong to several processes, these run in lockstep.
     schedule: Order in which slots are served.
+    weightless: Whether the weights are left unread, as those of a checkpoint
+      take their place. The params are then structs with shardings.
 
   Returns:
     The Sampler, and the model's params on the mesh.
@@ -186,10 +191,17 @@ def load(
         f'rollout.max_num_seqs must be a multiple of the {copies} copies '
         f'of the weights on {devices} devices, but is {slots}.')
   say_products(shape)
-  with progress.phase(f'Loading the weights of {folder.path}'):
-    params = weights.load(
-        folder.path, shape, dtype=dtype,
-        sharding_of=functools.partial(meshes.sharding, mesh))
+  if weightless:
+    params = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=sharding),
+        transformer.abstract(shape, dtype),
+        meshes.shardings(mesh, transformer.logical_axes(shape)))
+  else:
+    with progress.phase(f'Loading the weights of {folder.path}'):
+      params = weights.load(
+          folder.path, shape, dtype=dtype,
+          sharding_of=functools.partial(meshes.sharding, mesh))
   engine = engines.Engine(
       shape, slots=slots if sync.together else slots // processes.count(),
       length=length, seed=seed, dtype=engine_dtype,
@@ -282,7 +294,8 @@ def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,
     step = kept_step(place, step, 'evaluate.run')
   folder = folder or folder_of(config)  # uses no device
   sampler, params = build(
-      config, meshes.make(**config.mesh), limit=limit, alike=alike, folder=folder)
+      config, meshes.make(**config.mesh), limit=limit, alike=alike, folder=folder,
+      weightless=bool(run) and not _lora_of(place)['rank'])
   if run:
     params = trained(place, params, sampler.shape, step=step)
   return sampler, params
@@ -335,7 +348,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
   Args:
     run: Directory of the run.
     base: Params of the run's model.path, if the run trains adapters; otherwise
-      any params of the shape.
+      any params of the shape, or structs with shardings.
     shape: Shape of the model.
     step: Step of the checkpoint. None: the newest.
 
@@ -344,7 +357,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
   """
   sharding = jax.tree.leaves(base)[0].sharding
   is_spread = isinstance(sharding, jax.sharding.NamedSharding)
-  lora = recorded(run).get('model', {}).get('lora', dict(rank=0))
+  lora = _lora_of(run)
   if lora['rank']:
     lora = loras.Lora(**lora)
     template = loras.init(lora, shape, jax.random.key(0))
@@ -370,6 +383,11 @@ def trained(run: pathlib.Path, base: transformer.Params,
         'has none.')
   params = restored[1]['policy']['params']
   return loras.merge(base, params, lora) if lora else params
+
+
+def _lora_of(run: pathlib.Path) -> dict[str, Any]:
+  """Returns the options of a run's adapters; those of rank 0 if it has none."""
+  return recorded(run).get('model', {}).get('lora', dict(rank=0))
 
 
 def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
