@@ -357,9 +357,9 @@ def trained(run: pathlib.Path, base: transformer.Params,
   """
   sharding = jax.tree.leaves(base)[0].sharding
   is_spread = isinstance(sharding, jax.sharding.NamedSharding)
-  lora = _lora_of(run)
-  if lora['rank']:
-    lora = loras.Lora(**lora)
+  options = _lora_of(run)
+  lora = loras.Lora(**options) if options['rank'] else None
+  if lora:
     template = loras.init(lora, shape, jax.random.key(0))
     if is_spread:  # adapters are replicated over its mesh
       template = jax.tree.map(lambda x: meshes.place(
@@ -370,7 +370,6 @@ def trained(run: pathlib.Path, base: transformer.Params,
           sharding_of=functools.partial(meshes.sharding, sharding.mesh)
           if is_spread else None)
   else:
-    lora = None
     template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
         x.shape, 'float32', sharding=x.sharding), base)
   with progress.phase(f'Loading the policy of {run}'):
