@@ -1,22 +1,27 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""One GRPO step on a toy model, ours and others', in turns on one machine.
+r"""One GRPO step, ours and others', in turns on one machine.
 
   python benchmarks/peers.py --trl=V1/bin/python --tunix=V2/bin/python
+  python benchmarks/peers.py --model=smollm2 --trl=V1/bin/python \
+      --rounded                             # the shape of SmolLM2-135M
 
 with V1 and V2 environments of their own: `pip install trl==1.16.0` (torch for
 CPUs first), and `pip install google-tunix==0.1.7 jax==0.10.2 jaxlib==0.10.2`.
-The work is the same for all: a random Qwen2 of 1.05 million parameters,
-float32, 4 prompts of 16 tokens x 4 samples x 64 tokens, none of which ends
+The work is the same for all: a random Qwen2 of 1.05 million parameters (or of
+the shape of SmolLM2-135M, without Tunix), float32, 4 prompts of 16 tokens x 4 samples x 64 tokens, none of which ends
 early, a reward, a KL term to a frozen reference, one AdamW update. Each peer
 runs as its users run it, in a process of its own, and they take turns step by
-step; the table has medians of all steps but the first two.
+step; the table has medians of all steps but the first two, and the largest
+memory of each process. With `--rounded`, another worker is ours with products
+whose operands are rounded to bfloat16.
 
 The functions that make the toy in each environment serve `peers_rollout.py`,
 too.
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import tempfile
@@ -30,6 +35,11 @@ PROMPT_TOKENS, NEW_TOKENS = 16, 64
 SHAPE = dict(vocab_size=512, hidden_size=128, num_hidden_layers=4,
              num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=512)
+SHAPES = {
+    'toy': SHAPE,
+    'smollm2': dict(vocab_size=49_152, hidden_size=576, num_hidden_layers=30,
+                    num_attention_heads=9, num_key_value_heads=3,
+                    intermediate_size=1536)}
 BETA = 0.04
 
 
@@ -38,28 +48,37 @@ def main() -> None:
   parser.add_argument('--trl', help='its python')
   parser.add_argument('--tunix', help='its python')
   parser.add_argument('--rounds', type=int, default=16)
+  parser.add_argument('--model', choices=SHAPES, default='toy')
+  parser.add_argument('--rounded', action='store_true',
+                      help='also ours with model.matmul_dtype=bfloat16')
   parser.add_argument('--worker', choices=WORKERS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if options.worker:
-    WORKERS[options.worker](options.rounds + turns.WARM)
+    WORKERS[options.worker](
+        options.rounds + turns.WARM, SHAPES[options.model])
     return
-  pythons = {'searchrl': sys.executable, 'trl': options.trl,
-             'tunix': options.tunix}
-  workers = [turns.Worker(python, __file__, name, f'--rounds={options.rounds}')
+  if options.tunix and options.model != 'toy':
+    parser.error('--tunix takes part with --model=toy only.')
+  pythons = {'searchrl': sys.executable,
+             'rounded': options.rounded and sys.executable,
+             'trl': options.trl, 'tunix': options.tunix}
+  workers = [turns.Worker(python, __file__, name, f'--rounds={options.rounds}',
+                          f'--model={options.model}')
              for name, python in pythons.items() if python]
   print(f'before: {turns.load()}')
   taken = turns.run(workers, rounds=options.rounds)
   print(f'after: {turns.load()}\n')
   for worker in workers:
     worker.close()
-  print('| | seconds a step | CPU seconds a step | of searchrl\'s seconds '
-        '| of its CPU seconds |\n|---|---|---|---|---|')
+  print('| | seconds per step | CPU seconds per step | GiB '
+        '| seconds / searchrl | CPU seconds / searchrl |\n' + '|---' * 6 + '|')
   ours = {fact: turns.median(taken['searchrl'], fact)
           for fact in ('secs', 'cpu_secs')}
   for name, steps in taken.items():
     secs, cpu = turns.median(steps), turns.median(steps, 'cpu_secs')
-    print(f'| {name} | {secs:.3f} | {cpu:.3f} | {secs / ours["secs"]:.2f} '
-          f'| {cpu / ours["cpu_secs"]:.2f} |')
+    print(f'| {name} | {secs:.3f} | {cpu:.3f} '
+          f'| {max(step["gib"] for step in steps):.1f} '
+          f'| {secs / ours["secs"]:.2f} | {cpu / ours["cpu_secs"]:.2f} |')
 
 
 class Characters:
@@ -91,7 +110,8 @@ def odd(completions) -> list[float]:
   return [sum(map(ord, c)) % 7 / 7 for c in completions]
 
 
-def searchrl(steps: int) -> None:
+def searchrl(steps: int, sizes: dict[str, int], matmul_dtype: str = ''
+            ) -> None:
   """Engine, learner and reward, as `experiment.loop` puts them together."""
   sys.path.insert(0, str(ROOT))
   import jax
@@ -103,7 +123,9 @@ def searchrl(steps: int) -> None:
   from searchrl.runtime import mesh as meshes
   from searchrl.training import learner as learners
   from searchrl.training import optimizer
-  shape = transformer.TransformerConfig(head_dim=32, **SHAPE)
+  shape = transformer.TransformerConfig(
+      head_dim=sizes['hidden_size'] // sizes['num_attention_heads'],
+      matmul_dtype=matmul_dtype, **sizes)
   params = transformer.init(shape, jax.random.key(0))
   learner = learners.make(
       shape, algorithms.grpo(kl_coef=BETA),
@@ -122,6 +144,7 @@ def searchrl(steps: int) -> None:
     prompts = rng.integers(0, 256, (QUESTIONS, PROMPT_TOKENS)).tolist()
     engine.load(learner.policy(state, params), 1.0)
     trajectories = rollout(engine, questions, prompts, step)
+    engine.unload()
     batch = trajectory.collate(
         trajectories, group_ids=[t.question.uid for t in trajectories],
         policy_step=step, length=PROMPT_TOKENS + NEW_TOKENS)
@@ -160,7 +183,7 @@ def never_stops(vocabulary: int, end_ids=()):
   return stops.compile_table([b''], ['never said'], vocabulary, end_ids)
 
 
-def trl(steps: int) -> None:
+def trl(steps: int, sizes: dict[str, int]) -> None:
   """TRL's GRPOTrainer, generation by transformers."""
   import transformers
   with tempfile.TemporaryDirectory() as folder:
@@ -171,11 +194,11 @@ def trl(steps: int) -> None:
       def on_step_end(self, *args, **kwargs):
         clock()
 
-    trl_trainer(folder, steps, callbacks=[EachStep()]).train()
+    trl_trainer(folder, steps, sizes, callbacks=[EachStep()]).train()
 
 
-def trl_trainer(folder: str, steps: int, **more):
-  """The trainer of a random toy, whose model is kept in a folder."""
+def trl_trainer(folder: str, steps: int, sizes=SHAPE, **more):
+  """The trainer of a random model, which is kept in a folder."""
   import datasets
   import tokenizers
   import torch
@@ -191,7 +214,7 @@ def trl_trainer(folder: str, steps: int, **more):
   tokenizer = transformers.PreTrainedTokenizerFast(
       tokenizer_object=core, eos_token='<e>', pad_token='<p>')
   config = transformers.Qwen2Config(
-      **SHAPE, tie_word_embeddings=True, eos_token_id=256, pad_token_id=257)
+      **sizes, tie_word_embeddings=True, eos_token_id=256, pad_token_id=257)
   transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
   tokenizer.save_pretrained(folder)
   return GRPOTrainer(
@@ -208,7 +231,7 @@ def trl_trainer(folder: str, steps: int, **more):
       processing_class=tokenizer, **more)
 
 
-def tunix(steps: int) -> None:
+def tunix(steps: int, _) -> None:
   """Tunix's GRPOLearner, generation by its vanilla sampler."""
   from flax import nnx
   import jax
@@ -286,7 +309,8 @@ def tunix_cluster(steps: int, **rollout):
       cluster_config=config), mesh
 
 
-WORKERS = {'searchrl': searchrl, 'trl': trl, 'tunix': tunix}
+WORKERS = {'searchrl': searchrl, 'trl': trl, 'tunix': tunix,
+           'rounded': functools.partial(searchrl, matmul_dtype='bfloat16')}
 
 if __name__ == '__main__':
   main()

@@ -52,11 +52,6 @@ CASES = {  # -> workers that take part
 }
 LARGE = {f'{rows}x128x64': ('searchrl', 'transformers')
          for rows in (1, 16, 32)}
-SHAPES = {
-    'toy': peers.SHAPE,
-    'smollm2': dict(vocab_size=49_152, hidden_size=576, num_hidden_layers=30,
-                    num_attention_heads=9, num_key_value_heads=3,
-                    intermediate_size=1536)}
 TURNS = 2
 PASSAGE = 32  # tokens that a search inserts
 RESPONSE = TURNS * peers.NEW_TOKENS + (TURNS - 1) * PASSAGE  # after the prompt
@@ -68,13 +63,13 @@ def main() -> None:
   parser.add_argument('--trl', help='its python')
   parser.add_argument('--tunix', help='its python')
   parser.add_argument('--rounds', type=int, default=10)
-  parser.add_argument('--model', choices=SHAPES, default='toy')
+  parser.add_argument('--model', choices=peers.SHAPES, default='toy')
   parser.add_argument('--cases', nargs='+', choices=[*CASES, *LARGE])
   parser.add_argument('--worker', choices=WORKERS, help=argparse.SUPPRESS)
   parser.add_argument('--shape', type=json.loads, help=argparse.SUPPRESS)
   parser.add_argument('--dtype', default='float32', help=argparse.SUPPRESS)
   options = parser.parse_args()
-  options.shape = options.shape or SHAPES[options.model]
+  options.shape = options.shape or peers.SHAPES[options.model]
   cases = CASES if options.model == 'toy' else LARGE
   if options.worker:
     WORKERS[options.worker](options)

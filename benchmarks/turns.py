@@ -16,6 +16,7 @@ environment keeps them from it.
 from collections.abc import Callable, Mapping, Sequence
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -36,11 +37,12 @@ class Clock:
     self._wait()
 
   def __call__(self, **facts: float) -> None:
-    """Reports what the turn took, in seconds and CPU seconds, and the facts."""
+    """Reports seconds, CPU seconds, GiB of memory at most, and the facts."""
     taken = (time.perf_counter() - self._start[0],
              time.process_time() - self._start[1])
-    print(_MARK + json.dumps(dict(secs=taken[0], cpu_secs=taken[1], **facts)),
-          flush=True)
+    gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux
+    print(_MARK + json.dumps(dict(
+        secs=taken[0], cpu_secs=taken[1], gib=gib, **facts)), flush=True)
     self._wait()
 
   def _wait(self) -> None:
