@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from searchrl.rollouts import pending_searches
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Query, SearchError
 
 
@@ -36,6 +37,25 @@ def test_all_who_asked_before_the_start_share_one_call():
   assert texts(pending.all()) == {'a': ['1', '2'], 'b': [], 'c': ['3']}
   assert calls == [3] and len(pending) == 0
   assert pending.all() == pending.ready() == pending.some() == {}
+
+
+def test_results_of_several_tools_come_in_the_order_of_submission():
+  second_has_ended = threading.Event()
+
+  def slow(queries):
+    assert second_has_ended.wait(5)
+    return echo(queries)
+
+  def fast(calls):
+    second_has_ended.set()
+    return echo(calls)
+
+  pending = pending_searches.PendingSearches(
+      engine_wrappers.toolset({'search': slow, 'open': fast}), timeout_secs=10,
+      calls=1)
+  for owner, tool in ((3, 'search'), (1, 'open'), (2, 'search')):
+    pending.submit(owner, [query(str(owner))], tool)
+  assert [*texts(pending.all()).items()] == [(3, ['3']), (2, ['2']), (1, ['1'])]
 
 
 def test_no_more_calls_than_allowed_and_the_rest_goes_together():

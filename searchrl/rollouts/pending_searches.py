@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of tools that run in threads while slots decode, with a deadline each.
 
-A slot submits the queries of a search, or the call of another tool. The results
-are returned later under that slot, which is their owner. Each tool has its own
-calls, so that a slow tool does not delay another. A search that raises, returns
-a wrong number of results or misses its deadline becomes a SearchError for each
-of its queries. Calls are counted here,
-where the deadline is, so a late search counts once, as a timeout. A late thread
-cannot be ended, but it is a daemon and does not keep the program alive.
+A slot (a row of the engine) submits the queries of a search, or the call of
+another tool. The results are returned later under that slot, which is their
+owner. Each tool has its own calls, so that a slow tool does not delay another.
+A search that raises, returns a wrong number of results or misses its deadline
+becomes a SearchError for each of its queries. Calls are counted here, where the
+deadline is, so a late search counts once, as a timeout. A late thread cannot be
+ended, but it is a daemon and does not keep the program alive.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+import itertools
 import queue
 import threading
 import time
@@ -64,11 +65,17 @@ class PendingSearches:
 
   def submit(self, owner: Hashable, queries: Sequence[Query | ToolCall],
              tool: str = 'search') -> None:
-    """Holds queries of an owner for the next call of the tool."""
+    """Adds an owner's queries to those that the tool's next call will answer.
+
+    Nothing is called before `start`.
+    """
     self._held.setdefault(tool, []).append((owner, tuple(queries)))
 
   def start(self) -> None:
-    """Starts a call of each tool with its held queries, unless too many run."""
+    """Starts one call of each tool with all queries submitted for it.
+
+    A tool of which the maximum number of calls is running is left for later.
+    """
     for tool in [*self._held]:
       if sum(t == tool for t, _, _ in self._running.values()) < self._limit:
         self._start(tool, self._held.pop(tool))
@@ -91,14 +98,23 @@ class PendingSearches:
     self._back.put((number, self._clock(), results))
 
   def all(self) -> Results:
-    """Waits for all results; returns them in the order of submission."""
+    """Waits for all results, and returns them by owner.
+
+    Owners are in the order of submission, tool by tool, in whichever order the
+    calls end.
+    """
+    entries = [entry for *_, batch in self._running.values() for entry in batch]
+    entries += itertools.chain.from_iterable(self._held.values())
     results: Results = {}
     while self._held or self._running:
       results |= self.some()
-    return results
+    return {owner: results[owner] for owner, _ in entries}
 
   def some(self) -> Results:
-    """Waits for the results of at least one call, if any is running."""
+    """Waits until at least one call has ended, and returns all results so far.
+
+    It returns {} at once if there is no call to wait for.
+    """
     self.start()
     results: Results = {}
     while self._running and not results:
@@ -107,7 +123,7 @@ class PendingSearches:
     return results | self.ready()
 
   def ready(self) -> Results:
-    """Returns the results that have arrived, without waiting."""
+    """Returns the results that have arrived, by owner, without waiting."""
     results: Results = {}
     while arrived := self._take(0):
       results |= arrived
@@ -115,9 +131,10 @@ class PendingSearches:
     return results
 
   def _take(self, wait_secs: float) -> Results:
-    """Waits at most `wait_secs` and returns the results of one call, or {}.
+    """Returns the results of the next call that ends, by owner.
 
-    The results of a call that has timed out are errors.
+    It waits at most `wait_secs` seconds. Then it returns the timeout errors of
+    a late call, or {} if no call is late.
     """
     try:
       number, end, results = self._back.get(timeout=wait_secs)
@@ -139,7 +156,7 @@ class PendingSearches:
 
   def _finish(self, number: int, end: float,
               results: Sequence[Result]) -> Results:
-    """Counts a finished call and returns its results by owner."""
+    """Adds an ended call to `finished`, and returns its results by owner."""
     tool, start, entries = self._running.pop(number)
     self.finished.append(calls_lib.count(end - start, results, tool))
     remaining = iter(results)
