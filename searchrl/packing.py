@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequence packing: places documents of different lengths end to end in rows.
 
-A batch of trajectories [B T] is mostly padding. Packed into rows of L tokens it
-has almost none. `first_fit` assigns documents to rows, and `to_rows` moves
-arrays into those rows on the host. `unpack` moves results back to one document
-per row on the device, so that losses do not depend on the packing. A place is
-the position of a document in a row: the first, the second, and so on.
+A document is a sequence of tokens, such as a trajectory. A batch of B documents
+that are padded to T tokens, [B T], is mostly padding. Packed into R rows of L
+tokens it has almost none. `first_fit` assigns documents to rows, and `to_rows`
+moves arrays into those rows on the host. `unpack` moves results back to one
+document per row on the device, so that losses do not depend on the packing.
+
+A row has S places, each for one document: the first, the second, and so on.
+Places that are not needed are empty.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,10 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Positions of documents in R rows of L tokens, at most S per row."""
+  """Positions of documents in R rows of L tokens, at most S per row.
+
+  *M stands for further leading axes, if any, such as that of micro-batches.
+  """
 
   segment_ids: Int[Array, '*M R L']  # number of the place, from 1; 0: padding
   positions: Int[Array, '*M R L']  # index of the token in its document, from 0
@@ -32,7 +38,10 @@ class Layout:
 
 def first_fit(lengths: Sequence[int] | np.ndarray, length: int, places: int
              ) -> list[list[int]]:
-  """Assigns documents, longest first, each to the first row with room.
+  """Assigns documents to rows so that the rows have little padding.
+
+  The longest document is placed first. Each document goes to the first row that
+  still has enough tokens and a place, or else to a new row.
 
   Args:
     lengths: Lengths of the documents, in tokens. Empty documents are left out.
@@ -40,7 +49,7 @@ def first_fit(lengths: Sequence[int] | np.ndarray, length: int, places: int
     places: Maximum number S of documents per row.
 
   Returns:
-    The indices of the documents of each row.
+    A list for each row, with the indices of its documents.
 
   Raises:
     ValueError: A document is longer than a row.
@@ -67,7 +76,9 @@ def first_fit(lengths: Sequence[int] | np.ndarray, length: int, places: int
 def layout(rows: Sequence[Sequence[int]],
            lengths: Sequence[int] | np.ndarray, *,
            count: int, length: int, places: int) -> Layout:
-  """Returns the positions of documents in `count` rows.
+  """Returns the Layout that says where in `count` rows each document is.
+
+  The documents of a row follow each other without gaps, from its first token.
 
   Args:
     rows: Indices of the documents of each row, from `first_fit`. Further rows
@@ -93,10 +104,17 @@ def layout(rows: Sequence[Sequence[int]],
 
 
 def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
-  """Moves arrays [B] or [B T ...] of documents into rows [R S] or [R L ...].
+  """Moves arrays with one entry per document into packed rows, on the host.
 
-  The leaves of `tree` are host arrays. `rows` comes from `first_fit`, and
-  `layout` was made from it. Entries without a document are 0.
+  Args:
+    tree: Pytree of host arrays of B documents: [B] for one number per document,
+      and [B T ...] for one entry per token.
+    rows: Indices of the documents of each row, from `first_fit`.
+    layout: Layout that `layout` made from these rows.
+
+  Returns:
+    An array [R S] for each [B], and an array [R L ...] for each [B T ...].
+    Entries without a document are 0.
   """
   documents, token_documents = _documents(rows, layout)
 
@@ -112,7 +130,17 @@ def to_rows(tree: Any, rows: Sequence[Sequence[int]], layout: Layout) -> Any:
 
 def from_rows(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
               out: np.ndarray) -> None:
-  """Writes an array [R L] into `out` [B T]: the inverse of `to_rows`."""
+  """Writes numbers per token of packed rows back to one document per row.
+
+  It is the inverse of `to_rows`.
+
+  Args:
+    x: Numbers per token of R rows of L tokens, [R L].
+    rows: Indices of the documents of each row, from `first_fit`.
+    layout: Layout that `layout` made from these rows.
+    out: Array that is written to, [B T]. Entries that are in no row keep their
+      values.
+  """
   inside = np.asarray(layout.segment_ids) > 0
   _, documents = _documents(rows, layout)
   out[documents[inside], layout.positions[inside]] = x[inside]
@@ -120,7 +148,7 @@ def from_rows(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
 
 def _documents(rows: Sequence[Sequence[int]], layout: Layout
               ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the index of the document at each place and at each token.
+  """Returns indices of documents: one per place, [R S], one per token, [R L].
 
   Entries without a document are 0.
   """
@@ -132,13 +160,15 @@ def _documents(rows: Sequence[Sequence[int]], layout: Layout
 
 
 def unpack(tree: Any, layout: Layout, length: int) -> Any:
-  """Moves arrays in packed rows to one document per row.
+  """Moves arrays from packed rows to one document per row, on the device.
 
-  The function can be jitted and differentiated.
+  The result has a row for each of the S places of each of the R packed rows.
+  The row of an empty place has only zeros in arrays per token. The function can
+  be jitted and differentiated.
 
   Args:
-    tree: Pytree of arrays per token [R L] or per document [R S]. L must not
-      equal S.
+    tree: Pytree of arrays per token, [R L], or per place, [R S]. L must not
+      equal S, because the shape decides which of the two an array is.
     layout: Layout of the rows.
     length: Number T of tokens of the longest document.
 

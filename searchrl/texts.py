@@ -19,8 +19,9 @@ _ARTICLES = re.compile(r'\b(a|an|the)\b')
 def normalise(text: str) -> str:
   """Returns the form of a text in which answers and gold answers are compared.
 
-  It is in lower case and has no ASCII punctuation and no articles. Single
-  spaces separate words. An accent may be a separate character or not.
+  The result is in lower case. It has no ASCII punctuation, no English articles
+  and no invisible characters, and single spaces separate its words. A letter
+  and an accent become one character where Unicode has one (NFC).
 
   Source: SQuAD (Rajpurkar et al. 2016), as all five systems use it.
   """
@@ -33,7 +34,7 @@ def normalise(text: str) -> str:
 
 
 class Segment(NamedTuple):
-  """A part of a conversation that is encoded on its own, as a turn is."""
+  """A part of a conversation, such as a turn, which is tokenized separately."""
 
   text: str
   trained: bool  # True: trained on; False: only read
@@ -42,7 +43,8 @@ class Segment(NamedTuple):
 
   @property
   def record(self) -> dict[str, Any]:
-    """The segment as files have it, without fields that have the default."""
+    """Fields of the segment for a jsonl file, without those with the default.
+    """
     fields = {'text': self.text, 'trained': self.trained}
     return fields | ({} if self.special else {'special': False}) | (
         {'ids': list(self.ids)} if self.ids else {})

@@ -1,10 +1,11 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Question, Passage, Tool, Turn, Trajectory, Scores and Batch, by `collate`.
+"""Data of rollouts: questions, passages, tools, turns, trajectories, batches.
 
 A trajectory is token ids with the log-probs at which they were sampled. Every
 mask follows from the origin of a token: the prompt, the policy (an action) or
-the environment (an observation). Nothing here decodes or encodes tokens.
+the environment (an observation). A trajectory whose context is full may go on
+in a new context. Nothing here decodes or encodes tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A request for one trajectory."""
+  """A request to sample one trajectory for a question."""
 
   question: Question
   sample: int = 0  # index among the question's samples; part of the randomness
@@ -100,7 +101,7 @@ class ToolCall:
 class ToolResult:
   """The text that a tool returns; the policy reads it as data.
 
-  A tool that is out of service has none, but a SearchError.
+  A tool that is out of service returns a SearchError instead.
   """
 
   text: str
@@ -112,11 +113,11 @@ class ToolResult:
 class Tool:
   """A tool that a policy may call: search, or another one.
 
-  A tool named 'search', or 'search_' and more, is a search engine: its function
-  gets Queries and returns Passages. The function of any other tool gets
-  ToolCalls and returns a ToolResult for each, in their order. It runs in a
-  thread of its own and raises, or returns SearchErrors, when it is out of
-  service. It may have the methods `pop` and `wait` of an engine.
+  A tool whose name is 'search' or begins with 'search_' is a search engine: its
+  function gets Queries and returns Passages. The function of any other tool
+  gets ToolCalls and returns a ToolResult for each, in order. It runs in its own
+  thread, and raises or returns SearchErrors when it is out of service. It may
+  have the methods `pop` and `wait` (see `search.engine_wrappers`).
   """
 
   name: str
@@ -130,7 +131,7 @@ class Tool:
 
   @property
   def first_parameter(self) -> str:
-    """Name of the argument that a call without names gives; '' for none."""
+    """Name of the first argument, which a plain text gives; '' if none."""
     return next(iter(self.parameters.get('properties', ())), '')
 
 
@@ -158,7 +159,7 @@ class Action:
 
 
 def is_search(tool: str) -> bool:
-  """Returns whether the tool of a name is a search engine."""
+  """Returns whether a tool with this name is a search engine."""
   return tool == 'search' or tool.startswith('search_')
 
 
@@ -214,7 +215,7 @@ class Trajectory:
 
   @property
   def tokens(self) -> tuple[int, ...]:
-    """Token ids of each context: prompt, then actions and observations."""
+    """Token ids of all contexts: prompt, then actions and observations."""
     return tuple(itertools.chain.from_iterable(
         tokens for tokens, _ in self._pieces()))
 
@@ -227,14 +228,14 @@ class Trajectory:
 
   @property
   def behavior_logprobs(self) -> tuple[float, ...]:
-    """Log-probs in nats at sampled tokens, 0 elsewhere; along `tokens`."""
+    """Log-prob of each of `tokens` when sampled, in nats; 0 if it was not."""
     return tuple(itertools.chain.from_iterable(
         (0.0,) * len(tokens) if logprobs is None else logprobs
         for tokens, logprobs in self._pieces()))
 
   def _pieces(self) -> Iterator[tuple[
       tuple[int, ...], tuple[float, ...] | None]]:
-    """Yields tokens in order, with log-probs if the policy sampled them."""
+    """Yields consecutive tokens and their log-probs (None: not sampled)."""
     unread = self.prompt_tokens
     for turn in self.turns:
       yield turn.lead_tokens or unread, None
@@ -244,10 +245,10 @@ class Trajectory:
 
   @property
   def contexts(self) -> tuple[Trajectory, ...]:
-    """Each context as a trajectory of its own, which starts with all it reads.
+    """A trajectory per context; its prompt is what the context starts with.
 
-    There is one, unless a full context was followed by another. Each has the
-    question, the rewards and the end of the whole trajectory.
+    There are several only if a context was full and another one followed. Each
+    has the question, the rewards and the stop reason of the whole trajectory.
     """
     if not any(turn.lead_tokens for turn in self.turns):
       return (self,)
@@ -271,7 +272,7 @@ class Trajectory:
 
   @property
   def is_void(self) -> bool:
-    """True if a failed search or judge left it without a reward."""
+    """True if it has no reward, because a search or its judge failed."""
     return self.stop_reason == 'search_error' or self.judge_error is not None
 
   @property
@@ -303,10 +304,10 @@ class Scores:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Arrays of B trajectories; entry t of every row belongs to tokens[:, t].
+  """Arrays of B rows: trajectories or their contexts, padded to T tokens.
 
-  Rows that only fill the batch have an empty loss mask and are neither in a
-  baseline nor in the loss. `learner.score` fills the fields that say so.
+  Column t of an array [B T] belongs to tokens[:, t]. Rows that only fill the
+  batch have an empty loss mask and are neither in a baseline nor in the loss.
   """
 
   tokens: Int[Array, 'B T']  # token ids, right-padded with the pad id
@@ -336,7 +337,7 @@ class Batch:
 
   @property
   def lengths(self) -> Int[Array, 'B']:
-    """Index of each row's last sampled token plus one; 0 for an empty row."""
+    """Number of tokens up to each row's last sampled one, [B]; 0 if none."""
     last = self.loss_mask.shape[1] - self.loss_mask[:, ::-1].argmax(1)
     return last * self.loss_mask.any(1)
 
@@ -352,26 +353,26 @@ def collate(
     mask_truncated: bool = False,
     contexts: int = 1,
 ) -> Batch:
-  """Copies trajectories into arrays of fixed shapes, on the host, in order.
+  """Makes a Batch: copies trajectories, in order, into arrays of fixed shape.
 
   Args:
     trajectories: Finished trajectories with rewards. Observations after the
       last action are cut, because nothing is learned from them.
-    group_ids: Hashable of each trajectory. Trajectories with equal ones share a
-      baseline.
+    group_ids: Key of each trajectory's group, any hashable. Trajectories of a
+      group share a baseline.
     policy_step: Number of updates so far of the policy that this batch will
       train. Rows of an earlier policy are marked off-policy.
     length: Number T of tokens per row.
     rows: Number B of rows. Rows without a trajectory are empty. The default is
       `contexts` rows per trajectory.
     pad_id: Token id of the padding.
-    mask_truncated: Flag that leaves trajectories that reached a limit out of
-      the loss (DAPO's overlong filter). They stay in the baseline.
-    contexts: Number S of rows per trajectory, one for each of its contexts. The
-      first of them alone is in the baseline; see `rl.contexts`.
+    mask_truncated: True to leave trajectories without an answer, which reached
+      a limit, out of the loss (DAPO's overlong filter). They stay in baselines.
+    contexts: Number of rows per trajectory, one for each of its contexts. Only
+      the first is in the baseline, so that a trajectory counts once.
 
   Returns:
-    A Batch of numpy arrays.
+    A Batch of numpy arrays on the host, [B] and [B T].
 
   Raises:
     ValueError: A trajectory is longer than `length`, unfinished or without a
@@ -413,7 +414,7 @@ def collate(
 
 
 def _used(context: Trajectory) -> tuple[int, tuple[bool, ...]]:
-  """Returns the number of tokens up to the last sampled one, and the mask."""
+  """Returns the number of tokens up to the last sampled one, and loss_mask."""
   mask = context.loss_mask
   sampled = np.flatnonzero(mask)
   return int(sampled[-1]) + 1 if sampled.size else 0, mask
@@ -421,7 +422,7 @@ def _used(context: Trajectory) -> tuple[int, tuple[bool, ...]]:
 
 def _check(trajectories, group_ids, count: int, length: int, contexts: int
           ) -> None:
-  """Raises the errors of `collate`; `count` trajectories have rows."""
+  """Raises `collate`'s ValueErrors; a batch holds `count` trajectories."""
   if len(trajectories) > count:
     raise ValueError(
         'rows must be at least the number of trajectories, '

@@ -52,12 +52,12 @@ class Chain(NamedTuple):
 
 
 def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
-  """Returns the chain of a question's metadata, or None if it has none.
+  """Reads the chain of searches from a question's metadata; None if missing.
 
   Args:
     metadata: Metadata, whose chain is [[query, answer], ...]. It may also have
       poor_queries: for each hop a list of queries, or of pairs of a query and
-      the text that it finds.
+      the text that it finds. Only those of the first hop are used.
     place: File and line of the question, for the error.
 
   Raises:
@@ -104,9 +104,11 @@ class Script(NamedTuple):
 
 def script(question: Question, chain: Chain, others: Sequence[Chain], *,
            retry_share: float, seed: int) -> Script:
-  """Returns the script of a question.
+  """Returns the plan of the scripted agent for a question.
 
-  The choice depends on the seed and the question's uid.
+  It has the question's chain and, with probability `retry_share`, a poor first
+  query, so that the agent must search again. The choice depends only on the
+  seed and the question's uid.
 
   Args:
     question: The question.
@@ -128,7 +130,10 @@ def script(question: Question, chain: Chain, others: Sequence[Chain], *,
 
 def write(script: Script, request: Request, turns: Sequence[Turn], *,
           dialogue: Dialogue, seed: int) -> str:
-  """Returns the text of the next turn, in a random wording.
+  """Returns the text of the scripted agent's next turn, in a random wording.
+
+  The turn searches for the next hop of the chain. After the last hop, it
+  answers.
 
   Args:
     script: The script of the question.
@@ -165,7 +170,11 @@ def write(script: Script, request: Request, turns: Sequence[Turn], *,
 
 
 def found(answer: str, turn: Turn) -> bool:
-  """Returns whether the part of a passage that was read contains an answer."""
+  """Returns whether a turn's search found an answer that the agent could read.
+
+  The normalised answer must occur in one of the passages, and in the turn's
+  observation, which may have only the beginning of a passage.
+  """
   words = f' {normalise(answer)} '
   return words in f' {rewards.observed(turn)} ' and any(
       words in f' {normalise(f"{passage.title} {passage.text}")} '
@@ -173,13 +182,20 @@ def found(answer: str, turn: Turn) -> bool:
 
 
 def is_retry(script: Script, trajectory: Trajectory) -> bool:
-  """Returns whether the first search was poor and found nothing."""
+  """Returns whether the agent had to repeat its first search.
+
+  This is so if its script begins with a poor query, and the passages did not
+  have the answer of the first hop.
+  """
   return bool(script.poor_query and trajectory.turns) and not found(
       script.chain.hops[0].answer, trajectory.turns[0])
 
 
 def misses(script: Script, trajectory: Trajectory) -> bool:
-  """Returns whether the query of a hop did not find the hop's answer."""
+  """Returns whether the answer of some hop was not found by the hop's search.
+
+  A first search that was poor and had to be repeated does not count as a miss.
+  """
   turns = trajectory.turns[is_retry(script, trajectory):]
   return any(number >= len(turns) or not found(hop.answer, turns[number])
              for number, hop in enumerate(script.chain.hops))

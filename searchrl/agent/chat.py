@@ -34,42 +34,49 @@ _WAY_OUT = ('Choose another dialogue, or put a chat_template.jinja beside '
 
 
 def brief(tokenizer) -> Dialogue:
-  """Returns `dialogue.laptop`, with a prompt of one line, in the chat template.
+  """Returns the tag protocol with a prompt of one line, in the chat template.
 
-  It is for models that are tuned on demonstrations, which need no instructions.
+  The prompt is "Search, then answer: <question>". It is for models that are
+  tuned on demonstrations, which need no instructions.
   """
   return in_one_turn(dialogues.laptop(tokenizer), tokenizer)
 
 
 def with_tools(tokenizer, tools: Sequence[Tool] = (dialogues.SEARCH,)
               ) -> Dialogue:
-  """Returns `dialogue.with_tools` in the chat template."""
+  """Returns the tag protocol in the chat template, for any tools.
+
+  The prompt describes the tag of each tool.
+  """
   return in_one_turn(dialogues.with_tools(tokenizer, tools), tokenizer)
 
 
 def search_r1(tokenizer) -> Dialogue:
-  """Returns `dialogue.search_r1` in the chat template, for instruct models."""
+  """Returns Search-R1's dialogue in the chat template, for instruct models."""
   return in_one_turn(dialogues.search_r1(tokenizer), tokenizer)
 
 
 def r1(tokenizer) -> Dialogue:
-  """Returns `dialogue.r1` in the chat template."""
+  """Returns Search-R1's dialogue without search, in the chat template."""
   return in_one_turn(dialogues.r1(tokenizer), tokenizer)
 
 
 def from_memory(tokenizer) -> Dialogue:
-  """Returns `dialogue.from_memory` in the chat template."""
+  """Returns a dialogue in the chat template: answer at once, from memory."""
   return in_one_turn(dialogues.from_memory(tokenizer), tokenizer)
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """Returns `dialogue.from_documents` in the chat template."""
+  """Returns a dialogue in the chat template: answer at once, from documents.
+
+  The documents are above the question, in the text that takes its place.
+  """
   return in_one_turn(dialogues.from_documents(tokenizer), tokenizer)
 
 
 def in_one_turn(plain: Dialogue, tokenizer, system: str | None = None
                ) -> Dialogue:
-  """Returns the dialogue in the chat template, in one turn of the assistant.
+  """Returns a dialogue framed by the chat template as one assistant's turn.
 
   The prompt is a user's message. All turns of the policy and all passages are
   in the assistant's one turn after it, as in Search-R1.
@@ -97,7 +104,8 @@ def frame_question(dialogue: Dialogue, render: Render,
 
   Args:
     dialogue: The dialogue without a frame.
-    render: Function from messages to text; see `Tokenizer.render`.
+    render: Function from messages to the text that the chat template writes,
+      such as `Tokenizer.render`.
     system: The system message; None uses the template's default.
 
   Raises:
@@ -138,9 +146,10 @@ def first_messages(dialogue: Dialogue, question: str,
 
 
 def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
-  """Returns the template's text from the last message to a special token.
+  """Returns the text with which the chat template ends the last message.
 
-  It is '' if there is no such token.
+  The text begins after the message's content and includes the first special
+  token. It is '' if there is no such token.
   """
   _, content, text = render(messages).rpartition(messages[-1]['content'])
   for id_ in tokenizer.encode(text) if content else ():
@@ -151,12 +160,15 @@ def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
 
 
 def end_ids(tokenizer, end: str) -> tuple[int, ...]:
-  """Returns the id of the special token that ends a turn; () if `end` is ''."""
+  """Returns (id,) of the special token that ends a turn; () if `end` is ''.
+
+  `end` is the text from `turn_end`, whose last token is the special token.
+  """
   return tokenizer.encode(end)[-1:]
 
 
 def turn_ends(tokenizer) -> tuple[int, ...]:
-  """Returns the id with which the chat template ends a turn of the assistant.
+  """Returns (id,) of the token by which the template ends an assistant's turn.
 
   Returns () if there is no template, if the template refuses a question and an
   answer, or if it ends the answer without a special token.
@@ -172,8 +184,9 @@ def turn_ends(tokenizer) -> tuple[int, ...]:
 
 
 def ends(tokenizer) -> tuple[int, ...]:
-  """Returns all ids that end a sequence or a turn, those of files first.
+  """Returns the ids that end a sequence or a turn, each once.
 
+  Those that the model's files name are first, before that of the chat template.
   A rollout stops at them, and an exported model names them.
   """
   return tuple(dict.fromkeys((*tokenizer.eos_ids, *turn_ends(tokenizer))))
@@ -182,7 +195,8 @@ def ends(tokenizer) -> tuple[int, ...]:
 def last_id(tokenizer) -> int:
   """Returns the id that is written after a finished text of the policy.
 
-  It is the end of a turn in the chat template, if there is one.
+  It is the token by which the chat template ends an assistant's turn. Without
+  one, it is the first id that the model's files name as a sequence's end.
   """
   return (*turn_ends(tokenizer), *tokenizer.eos_ids)[0]
 
@@ -210,7 +224,8 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
     tool: Name of the tool that answers.
 
   Raises:
-    ValueError: The template is not append-only, or changes a message.
+    ValueError: The template changes a message, or changes earlier text when a
+      message is added.
   """
   opening = first_messages(dialogue, _QUESTION, system)
   forms = [_THINKING, _QUIET]
@@ -242,7 +257,14 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
 
 
 def _json_levels(text: str, before: str, after: str) -> int:
-  """Returns the number of nested JSON strings that contain _ODD, the answer."""
+  """Returns 1 if the template writes a tool's answer as a JSON string, else 0.
+
+  The answer in `text` is the constant _ODD. `before` and `after` are the texts
+  around it.
+
+  Raises:
+    ValueError: The template writes the answer in neither form.
+  """
   for levels in (0, 1):
     if text.endswith(before + dialogues.in_json(_ODD, levels) + after):
       return levels
@@ -305,7 +327,10 @@ def _check_start(render: Render, messages: Sequence[Message]) -> None:
 
 
 def _change(earlier: str, text: str) -> str:
-  """Returns which placeholder was lost, as text; '' if none was."""
+  """Returns a text that names a placeholder of `earlier` that `text` lacks.
+
+  It is '' if `text` has them all.
+  """
   for word, number in _WORD.findall(earlier):
     if word + number not in text:
       return f'drops {_WORDS[word]}' + (number and f' {int(number) + 1}')
@@ -321,7 +346,7 @@ def difference(text: str, other: str) -> tuple[str, str]:
 
 
 def _turn(form: str, number: int) -> Message:
-  """Returns a message of the assistant."""
+  """Returns an assistant's message, whose # are replaced by its number."""
   return {'role': 'assistant', 'content': form.replace('#', str(number))}
 
 
@@ -332,7 +357,11 @@ def _exchanges(form: str, count: int, tool: str) -> list[Message]:
 
 
 def _around(text: str, last: Sequence[Message]) -> tuple[str, str]:
-  """Returns the text before and after the last message, a tool's answer."""
+  """Returns the template's text before and after a tool's answer.
+
+  `last` has the last two messages: the assistant's, after which the text before
+  the answer begins, and the tool's answer.
+  """
   turn, answer = (message['content'] for message in last)
   rest = text.rpartition(turn)[2]
   written = next(written for n in (0, 1)

@@ -49,9 +49,11 @@ def _first(limit: int, trajectories: Iterable[Trajectory],
 
 def lines(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
          ) -> list[dict[str, Any]]:
-  """Returns lines of fine-tuning data that train only on the policy's text.
+  """Returns a trajectory as records of fine-tuning data, one for each context.
 
-  There is a line for each context of the trajectory.
+  There is one context, unless it was full and a new one followed. A record is
+  {"segments": [...]}, as `data.conversations` reads it. Only the policy's text
+  is trained on.
 
   The texts have the special tokens of the chat template, and those with which
   the policy ended its turns. Text after a stop string is left out. Text that
@@ -74,7 +76,10 @@ def lines(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
 
 
 def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
-  """Returns the segments of a turn, several if it spells a special token."""
+  """Returns the segments of the text that the policy wrote in a turn.
+
+  There are several if it wrote the name of a special token as ordinary text.
+  """
   unread = tokenizer.decode(turn.action_tokens).removeprefix(turn.text)
   text = tokenizer.write(turn.action_tokens).removesuffix(unread)
   special = [[id_ for id_ in ids if id_ in tokenizer.special_ids]
@@ -112,7 +117,10 @@ def exact(ids: Sequence[int], tokenizer, *, trained: bool = False,
 
 def _longest(ids: tuple[int, ...], tokenizer, trained: bool, first: bool
             ) -> tuple[Segment, int]:
-  """Returns the longest segment with which the ids begin, and its length."""
+  """Returns the longest segment whose tokenization begins the ids.
+
+  Also returns the number of ids that the segment has.
+  """
   best = Segment('', trained, ids=ids[:1]), 0
   for special in (True, False):
     piece = _text(ids, tokenizer, trained, special, first)

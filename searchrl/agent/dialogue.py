@@ -49,20 +49,30 @@ WITH_TOOLS = ('Answer the question below. First think, between <think> and '
 
 
 def tag_passage(number: int, passage: Passage) -> str:
-  """Returns a passage as Search-R1 writes it; `number` counts from 1."""
+  """Returns a passage's text in Search-R1's form: Doc 1(Title: "A title") Text.
+
+  `number` counts from 1. Tags in the passage are broken (`markup.neutralise`).
+  """
   title, text = neutralise(passage.title), neutralise(passage.text)
   return f'Doc {number}(Title: "{title}") {text}'
 
 
 def tag_turn(thought: str, action: Action) -> str:
-  """Returns the text of a turn that `parse_tags` reads as the action."""
+  """Writes a thought and an action as a turn's text, with the action in tags.
+
+  `parse_tags` reads the text as this action.
+  """
   kind, text = action.kind, ' '.join(action.texts)
   return f'<think> {thought} </think>\n<{kind}> {text} </{kind}>'
 
 
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
-  """Returns the passages of all queries, one per line, numbered from 1."""
+  """Returns the texts of the passages of all queries, one line for each.
+
+  They are numbered from 1 over all queries. `write` makes a text of a number
+  and a passage.
+  """
   passages = itertools.chain.from_iterable(results)
   lines = [write(n, p) for n, p in enumerate(passages, start=1)]
   return [line + '\n' for line in lines[:-1]] + lines[-1:]
@@ -138,7 +148,10 @@ def tags(template: str = LAPTOP_TEMPLATE,
 
 
 def passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
-  """Returns `tag_passage`, or, if the policy can open passages, with their ids.
+  """Returns the function that makes a text of a passage's number and a passage.
+
+  It is `tag_passage`. If one of the tools is 'open', which needs the id of a
+  passage, the id in brackets comes first.
   """
   if not any(tool.name == 'open' for tool in tools):
     return tag_passage
@@ -147,48 +160,63 @@ def passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
 
 
 def laptop(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
-  """Returns the dialogue of the prompt that the tiny base model learned."""
+  """Returns the tag protocol with the prompt of the shipped tiny base model.
+
+  The prompt is "Search, then answer: <question>".
+  """
   return tags(tokenizer.leading_space + LAPTOP_TEMPLATE, tools)
 
 
 def laptop_answer(tokenizer) -> Dialogue:
-  """Returns the tiny base model's dialogue for an answer from memory."""
+  """Returns the tiny base model's dialogue for an answer from memory.
+
+  The prompt is "Answer: <question>".
+  """
   return tags(tokenizer.leading_space + ANSWER_TEMPLATE)
 
 
 def laptop_read(tokenizer) -> Dialogue:
-  """Returns the dialogue in which the tiny base answers from given passages.
+  """Returns the tiny base model's dialogue for an answer from given passages.
 
-  The text of a question has the passages above it, in the form that
-  `tools.lessons.with_passages` writes.
+  The prompt is "Read, then answer: <question>". The text of the question has
+  the passages above it, in the form that `tools.lessons.with_passages` writes.
   """
   return tags(tokenizer.leading_space + READ_TEMPLATE)
 
 
 def search_r1(tokenizer) -> Dialogue:
-  """Returns Search-R1's dialogue, with its published texts (third_party)."""
+  """Returns the tag protocol with Search-R1's prompt and error message.
+
+  These are the published texts, in the folder third_party.
+  """
   return dataclasses.replace(
       tags(tokenizer.leading_space + verbatim('search_r1_prompt.txt')),
       invalid=verbatim('search_r1_invalid_action.txt'))
 
 
 def r1(tokenizer) -> Dialogue:
-  """Returns Search-R1's dialogue for an answer without search (third_party)."""
+  """Returns the tag protocol with Search-R1's prompt for no search.
+
+  The prompt is the published text, in the folder third_party.
+  """
   return tags(tokenizer.leading_space + verbatim('search_r1_without.txt'))
 
 
 def from_memory(tokenizer) -> Dialogue:
-  """Returns a dialogue of ours for an immediate answer from memory."""
+  """Returns a dialogue, in our own words, for an answer at once from memory."""
   return tags(tokenizer.leading_space + FROM_MEMORY)
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """Returns a dialogue of ours for an immediate answer from given documents."""
+  """Returns a dialogue, in our own words, for an answer from given documents.
+
+  The text of the question has the documents above it.
+  """
   return tags(tokenizer.leading_space + FROM_DOCUMENTS)
 
 
 def with_tools(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
-  """Returns a dialogue of ours whose prompt describes the tag of each tool."""
+  """Returns the tag protocol with a prompt that describes each tool's tag."""
   calls = '\n'.join(
       f'<{tool.name}> {tool.first_parameter.removesuffix("_list")} '
       f'</{tool.name}>: {tool.description}' for tool in tools)
@@ -197,7 +225,10 @@ def with_tools(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
 
 
 def continuation(tokenizer) -> Dialogue:
-  """Returns a dialogue without a protocol: a prompt and its continuation."""
+  """Returns a dialogue without tags: a prompt whose continuation is the answer.
+
+  A blank continuation is an invalid action.
+  """
   return Dialogue(
       template=tokenizer.leading_space + '{question}', parse=_whole,
       stop_strings=(), before='', after='', invalid='')
@@ -208,7 +239,7 @@ def _whole(text: str) -> Action:
 
 
 def verbatim(name: str) -> str:
-  """Loads a text of third_party, character by character."""
+  """Loads a file of the folder third_party as text, without any change."""
   folder = importlib.resources.files('searchrl') / 'third_party'
   return (folder / name).read_text(encoding='utf-8')
 
@@ -227,14 +258,21 @@ def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
 
 def retry(dialogue: Dialogue, tokenizer,
           action_tokens: Sequence[int]) -> tuple[int, ...]:
-  """Returns ids of the observation after an invalid action."""
+  """Returns the ids that the policy reads after an invalid action.
+
+  They are the end of the policy's turn, unless its last token already ended it,
+  and the text that says that the action was invalid.
+  """
   return (*_ending(dialogue, tokenizer, action_tokens),
           *tokenizer.encode(dialogue.invalid))
 
 
 def ask_for_summary(dialogue: Dialogue, tokenizer,
                     action_tokens: Sequence[int]) -> tuple[int, ...]:
-  """Returns ids of the request for a summary that follows an action."""
+  """Returns the ids of the request for a summary that follows an action.
+
+  The end of the policy's turn comes first, unless its last token ended it.
+  """
   return (*_ending(dialogue, tokenizer, action_tokens),
           *tokenizer.encode(dialogue.summary_request))
 
@@ -257,14 +295,15 @@ def observation(
     passage_tokens: int,
     action_tokens: Sequence[int] = (),
 ) -> Observation:
-  """Writes passages as the policy reads them, each cut to its budget.
+  """Returns what the policy reads after a call: passages or a tool's result.
 
   Args:
     dialogue: The protocol.
-    results: Passages of each query, best first, or the result of a tool.
+    results: Passages of each query, best first, or the result of another tool.
     tokenizer: The tokenizer; see `agent.tokenizer`.
-    passage_tokens: Number of tokens to which each passage is cut.
-    action_tokens: Ids of the turn with the queries.
+    passage_tokens: Number of tokens to which each passage, or the result, is
+      cut.
+    action_tokens: Ids of the policy's turn that made the call.
   """
   return observations(dialogue, [(results, action_tokens)], tokenizer,
                       passage_tokens=passage_tokens)[0]
@@ -278,11 +317,15 @@ def observations(
     passage_tokens: int,
     result_tokens: int = 0,
 ) -> list[Observation]:
-  """Writes many observations, whose passages are encoded in one batch.
+  """Returns what the policy reads after each of several calls, in their order.
+
+  All texts are encoded in one batch.
 
   Args:
     dialogue: The protocol.
-    searches: Results and action tokens of each, as in `observation`.
+    searches: Pair for each call: what it returned (the passages of each query,
+      best first, or the result of another tool), and the ids of the policy's
+      turn that made the call.
     tokenizer: The tokenizer; see `agent.tokenizer`.
     passage_tokens: Number of tokens to which each passage is cut.
     result_tokens: Number of tokens to which the result of a tool other than a
@@ -329,7 +372,10 @@ def _ending(dialogue: Dialogue, tokenizer,
 
 
 def in_json(text: str, levels: int) -> str:
-  """Returns the text as JSON writes it inside `levels` nested strings."""
+  """Returns a text escaped for JSON, as often as strings are nested.
+
+  `levels` is the number of nested strings; 0 leaves the text unchanged.
+  """
   for _ in range(levels):
     text = json.dumps(text, ensure_ascii=False)[1:-1]
   return text
@@ -337,10 +383,10 @@ def in_json(text: str, levels: int) -> str:
 
 def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
          limit: int) -> Sequence[int]:
-  """Returns at most `limit` ids that do not end in the middle of a JSON escape.
+  """Returns the first ids of a text, at most `limit`, with a clean end.
 
-  They also do not end with '<search' if the text was '<searching', which is not
-  a tag.
+  If the cut makes a tag, as '<search' of '<searching', or is in the middle of a
+  JSON escape, further ids are dropped.
   """
   ids = ids[:limit]
   while shows_tag(tokenizer.decode(ids[-_TAIL:]), dialogue.tag_names):
@@ -352,7 +398,10 @@ def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
 
 
 def _is_whole(text: str, levels: int) -> bool:
-  """Returns whether a text is the whole inside of `levels` JSON strings."""
+  """Returns whether a text is the whole content of a JSON string.
+
+  This content may be a JSON string's content again, `levels` times in all.
+  """
   try:
     for _ in range(levels):
       text = json.loads(f'"{text}"')

@@ -65,7 +65,14 @@ def is_valid(response: str, *, prompt: str = '', blocks: Blocks = TAGS,
 
 def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]],
                  actions: tuple[str, ...]) -> bool:
-  """Returns whether blocks follow each other by `next_of`, up to an answer."""
+  """Returns whether a text is a valid sequence of blocks up to an answer.
+
+  Args:
+    text: Text to check, which consists of blocks <name>...</name>.
+    next_of: Names of the blocks that may follow a block, by its name; '' is the
+      start of the text.
+    actions: Names of the blocks whose last token may have further characters.
+  """
   names = '|'.join(filter(None, next_of))
   pieces = re.split(rf'<(/?)({names})>', text)
   last, is_open = '', False  # name of the latest block, and if it is open
@@ -114,7 +121,7 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
 
 
 def _read(turn: Turn, blocks: Blocks) -> str:
-  """Returns a turn in the form that is checked, and its observation.
+  """Returns the text of a turn and its observation, in a form that is checked.
 
   Chat templates frame a tool's answer in many ways. The observation becomes an
   empty block without this frame. If the template opens the next thought, this

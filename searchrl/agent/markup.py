@@ -47,10 +47,10 @@ def _mark(tags: tuple[str, ...]) -> re.Pattern:
 def neutralise(text: str, tags: tuple[str, ...] = ()) -> str:
   r"""Returns the text with its tags and control words broken.
 
-  A second call changes nothing. Format and control characters are removed, so
-  that they cannot hide a tag. The bracket before a tag's name is replaced by
-  one that no parser accepts. Look-alike letters and brackets (full-width,
-  mathematical and all others that NFKC makes equal) count as the plain ones.
+  The bracket before a tag's name is replaced by one that no parser accepts.
+  Look-alike letters and brackets (full-width, mathematical and all others that
+  NFKC makes equal) count as the plain ones. Format and control characters are
+  removed, so that they cannot hide a tag. A second call changes nothing.
 
   Combining marks at the start of a line are removed, because JSON writes the
   line break as \\n and the marks would turn the n into another letter. Marks
@@ -73,7 +73,10 @@ def neutralise(text: str, tags: tuple[str, ...] = ()) -> str:
 
 
 def shows_tag(text: str, tags: tuple[str, ...] = ()) -> bool:
-  """Returns whether `neutralise` would break a tag or control word here."""
+  """Returns whether a text has a tag or control word that `neutralise` breaks.
+
+  `tags` are further names of tags.
+  """
   return _has_bracket(text) and bool(_mark(tags).search(_plain(text)[0]))
 
 
@@ -99,7 +102,10 @@ def _few_marks(text: str) -> str:
 
 
 def _thinned(marks: re.Match) -> str:
-  """Returns at most 30 combining marks, and none after a line break."""
+  """Returns the matched text with at most 30 combining marks in a row.
+
+  After a line break or a tab it has none.
+  """
   characters, row = [], 0
   for c in marks[0]:
     row = row + 1 if unicodedata.combining(c) else 0

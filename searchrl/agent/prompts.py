@@ -110,7 +110,11 @@ SETS: Mapping[str, Mapping[str, str]] = {'plain': PLAIN, 'laptop': LAPTOP}
 
 
 def framed(tokenizer, template: str) -> Dialogue:
-  """Returns the dialogue of a template, in the chat template if there is one.
+  """Returns the tag protocol with a prompt, in a chat template if there is one.
+
+  Args:
+    tokenizer: Tokenizer of the model, which may have a chat template.
+    template: The prompt, which has '{question}' once.
 
   Raises:
     ValueError: The chat template cannot frame the prompt.

@@ -28,7 +28,10 @@ Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
 @dataclasses.dataclass(frozen=True)
 class JudgeError:
-  """A result of a judge that failed. The trajectory is not trained on."""
+  """The result for a trajectory that a judge failed to score.
+
+  The trajectory is not trained on.
+  """
 
   kind: str  # 'timeout', 'unavailable', 'no_verdict', ...
   detail: str = ''
@@ -39,9 +42,10 @@ RewardFn = Callable[[Trajectory], float | Scores | JudgeError]
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-  """A judge of finished trajectories, none of which a failed search ended.
+  """A judge: a function that gives scores to finished trajectories.
 
-  Trajectories with the same `Trajectory.group` are samples of one question.
+  It does not get trajectories that a failed search ended. Trajectories with the
+  same `Trajectory.group` are samples of one question.
   """
 
   # Function from the trajectories of a round to their scores, in order. One that
@@ -88,9 +92,10 @@ def cover_match(answer: str, gold_answers: Sequence[str]) -> float:
 
 
 def token_f1(answer: str, gold_answers: Sequence[str]) -> float:
-  """Returns the largest F1 of the answer's tokens over the gold answers.
+  """Returns the F1 of the answer's words, for the gold answer where it is best.
 
-  F1 is the harmonic mean of precision and recall.
+  F1 is the harmonic mean of precision and recall. Both texts are normalised
+  and split into words. The result is in [0, 1].
   """
   words = normalise(answer).split()
   best = 0.0
@@ -103,12 +108,15 @@ def token_f1(answer: str, gold_answers: Sequence[str]) -> float:
 
 
 def em(trajectory: Trajectory) -> float:
-  """Returns exact match of the trajectory's answer: Search-R1's reward."""
+  """Returns 1 if the normalised answer equals a gold answer, else 0.
+
+  This is exact match, Search-R1's reward.
+  """
   return _score_answer(exact_match, trajectory)
 
 
 def subem(trajectory: Trajectory) -> float:
-  """Returns 1 if the answer contains a gold answer, else 0.
+  """Returns 1 if the answer contains a gold answer, both normalised; else 0.
 
   This is DSPO's reward and ZeroSearch's "cover-EM".
   """
@@ -121,7 +129,10 @@ def f1(trajectory: Trajectory) -> float:
 
 
 def em_with_fee(trajectory: Trajectory, *, fee: float = 0.05) -> Scores:
-  """Returns exact match less a fee for each search; the outcome has no fee."""
+  """Returns exact match (0 or 1) minus a fee for each search.
+
+  `Scores.outcome`, which filters read, is exact match without the fee.
+  """
   score = em(trajectory)
   return Scores(score - fee * trajectory.searches, outcome=score)
 
@@ -136,7 +147,11 @@ def _score_answer(score: Callable[[str, Sequence[str]], float],
 def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
               fatal: bool = False, mixed_only: bool = False,
               needs_search: bool = False) -> Judge:
-  """Returns the judge of exact match and the format of the response.
+  """Makes the judge whose reward depends on exact match and on the format.
+
+  The format is valid if the response consists of complete blocks in the right
+  order (`agent.formats`). An answer is right if it equals a gold answer. The
+  rewards are:
 
     format     right answer    wrong answer
     valid      1               lambda_f
@@ -147,16 +162,16 @@ def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
     invalid: Reward of a wrong answer in a wrong format, in [0, 1]: 0 in the
       paper, 0.1 in its published code.
     fatal: True to give 0 to a wrong format, whatever the answer.
-    mixed_only: True to use only exact match in groups whose answers are all
-      right or all wrong. Otherwise an all-wrong group is trained only on the
-      format, which favours the shortest valid response: an answer without a
-      search.
+    mixed_only: True to use only exact match in groups (the samples of one
+      question) whose answers are all right or all wrong. Otherwise an all-wrong
+      group is trained only on the format, which favours the shortest valid
+      response: an answer without a search.
     needs_search: True if a response without a search is invalid.
 
   Raises:
     ValueError: An option is outside its range.
 
-  Source: arXiv:2505.15117 (the Study), eq. 3; `agent.formats` has the format.
+  Source: arXiv:2505.15117 (the Study), eq. 3.
   """
   equation = _study(lambda_f, 0.0, invalid, fatal)
   return _of_parts(lambda trajectory: _em_and_format(trajectory, needs_search),
@@ -165,14 +180,20 @@ def format_em(*, lambda_f: float = 0.2, invalid: float = 0.0,
 
 def format_f1(*, lambda_f: float = 0.2, invalid: float = 0.0,
               fatal: bool = False, needs_search: bool = False) -> Judge:
-  """Returns the judge of token F1 and the format of the response.
+  """Makes the judge whose reward depends on token F1 and on the format.
 
     format     reward
     valid      F1 + (1 - F1) lambda_f
     invalid    F1 (1 - lambda_f) + (1 - F1) invalid
 
-  It is `format_em` at an F1 of 0 or 1, and linear between them, which the paper
-  leaves open. The options are those of `format_em`.
+  At an F1 of 0 or 1, the reward is that of `format_em`. Between them it is
+  linear, which the paper leaves open.
+
+  Args:
+    lambda_f: Weight of the format, in [0, 1].
+    invalid: Reward of an F1 of 0 in a wrong format, in [0, 1].
+    fatal: True to give 0 to a wrong format, whatever the F1.
+    needs_search: True if a response without a search is invalid.
 
   Raises:
     ValueError: An option is outside its range.
@@ -187,12 +208,20 @@ def format_f1(*, lambda_f: float = 0.2, invalid: float = 0.0,
 def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
               invalid: float = 0.0, fatal: bool = False,
               mixed_only: bool = False, needs_search: bool = False) -> Judge:
-  """Returns the judge of `format_em` that also rewards a successful search.
+  """Makes the judge of exact match, the format and the success of the search.
 
-  A valid response with a wrong answer gets lambda_f + lambda_r if a gold answer
-  is in a passage that the policy read. An invalid response gets no reward for
-  the passage. The weight lambda_r is in [0, 1]. The other options are those of
-  `format_em`.
+  The rewards are those of `format_em`, with one exception: a valid response
+  with a wrong answer gets lambda_f + lambda_r if a gold answer is in a passage
+  that the policy read. An invalid response gets no reward for the passage.
+
+  Args:
+    lambda_f: Weight of the format, in [0, 1].
+    lambda_r: Weight of the success of the search, in [0, 1].
+    invalid: Reward of a wrong answer in a wrong format, in [0, 1].
+    fatal: True to give 0 to a wrong format, whatever the answer.
+    mixed_only: True to use only exact match for questions whose sampled answers
+      are all right or all wrong.
+    needs_search: True if a response without a search is invalid.
 
   Raises:
     ValueError: An option is outside its range.
@@ -209,7 +238,11 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
 
 
 def found_gold(trajectory: Trajectory) -> bool:
-  """Returns whether the part of a passage that was read has a gold answer."""
+  """Returns whether the policy read a gold answer in a passage.
+
+  The gold answer must occur in the passage, and in the observation, which may
+  have only the beginning of the passage. All texts are normalised.
+  """
   gold_answers = normalised(trajectory.question.answers)
   return any(gold in normalise(f'{passage.title} {passage.text}')
              and gold in observation
@@ -218,7 +251,7 @@ def found_gold(trajectory: Trajectory) -> bool:
 
 
 def observed(turn: Turn) -> str:
-  """Returns a turn's observation, normalised.
+  """Returns the text that the policy read after a turn's action, normalised.
 
   JSON escapes and tags become spaces, so that they do not join two words.
   """
@@ -236,9 +269,15 @@ def _format(trajectory: Trajectory, needs_search: bool) -> float:
 
 def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
           ) -> Callable[..., float]:
-  """Returns the reward of equations 3 and 4, linear in the answer's score.
+  """Returns the Study's reward: a function of answer, format and retrieval.
 
-  The equations are those of the Study.
+  It is equations 3 and 4 of arXiv:2505.15117, made linear in the score of the
+  answer. The function's arguments are numbers in [0, 1]: the score, 1 if the
+  format is valid, and 1 if a gold answer was found (default 0).
+
+  Raises:
+    ValueError: An option is outside [0, 1], or both `fatal` and `invalid` are
+      given.
   """
   for name, value in (('lambda_f', lambda_f), ('lambda_r', lambda_r),
                       ('invalid', invalid)):
@@ -260,7 +299,11 @@ def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
 
 def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
               equation: Callable[..., float], mixed_only: bool) -> Judge:
-  """Returns the judge whose reward is an equation of several parts."""
+  """Makes the judge whose reward is an equation of several parts.
+
+  `parts_of` computes the parts of a trajectory's score, by name. `equation`
+  gets their values, in order. For `mixed_only` see `format_em`.
+  """
   def scores(trajectory: Trajectory) -> Scores:
     parts = parts_of(trajectory)
     return Scores(equation(*parts.values()), parts=parts)
@@ -268,9 +311,10 @@ def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
 
 
 def _in_mixed_groups(scores: Callable[[Trajectory], Scores]) -> Judge:
-  """Returns a judge that uses `scores` in groups with mixed outcomes.
+  """Makes a judge that uses `scores` where a group has right and wrong answers.
 
-  In a group whose answers are all right or all wrong, it uses exact match.
+  A group is the samples of one question. If its answers are all right or all
+  wrong, their reward is exact match alone.
   """
   def score(trajectories):
     scored, outcomes = list(map(scores, trajectories)), defaultdict(set)

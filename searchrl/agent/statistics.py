@@ -13,7 +13,7 @@ from searchrl.trajectory import STOP_REASONS, Trajectory
 
 
 def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns {name: value} of the trajectories of a step.
+  """Returns metrics {name: value} of the trajectories of one training step.
 
   Lengths are in tokens; a response includes the environment's text. A
   trajectory whose search failed has no score and no em, but counts in all other
@@ -137,8 +137,9 @@ def _other_tools(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def _by_hop(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   """Returns fractions of the searches that find a gold answer.
 
-  There is one for the last hop, and one for all earlier hops. The nth search
-  of a trajectory counts as the search for the nth hop.
+  A hop is one of the facts that an answer needs. There is a fraction for the
+  last hop, and one for all earlier hops. The nth search of a trajectory counts
+  as the search for the nth hop.
   """
   searches = [(_finds_answer(t), t.question.hops) for t in trajectories]
   return {

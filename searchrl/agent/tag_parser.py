@@ -25,7 +25,7 @@ TURN_ENDS = (  # end tokens of Qwen, Llama, Mistral, DeepSeek and Gemma
 
 
 def tag_stops(names: Sequence[str]) -> tuple[str, ...]:
-  """Returns the closing tags of tools and of the answer."""
+  """Returns the texts that end a turn: closing tags of tools and the answer."""
   return (*(f'</{name}>' for name in names), '</answer>')
 
 
@@ -57,7 +57,7 @@ def without_turn_end(text: str) -> str:
 
 
 def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
-  """Parses one turn strictly.
+  """Returns the action in a turn's text: a tool's call, an answer or 'invalid'.
 
   The turn is read up to the first closing tag of a tool or of an answer. An
   action is the block that this tag closes, if no other tag is inside and it is

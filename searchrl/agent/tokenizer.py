@@ -94,7 +94,7 @@ class Tokenizer:
     return self.with_start(*self._ids([text], split_special_tokens=not special))
 
   def with_start(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns ids that begin with `start_ids`, which are added if missing."""
+    """Returns ids with `start_ids` at their beginning, added if missing."""
     start = self.start_ids
     return ids if ids[:len(start)] == start else (*start, *ids)
 
@@ -111,7 +111,7 @@ class Tokenizer:
   def encode_data(self, text: str) -> tuple[int, ...]:
     """Returns ids of text from outside, which have no special token.
 
-    For example, '<|im_end|>' in the text is encoded as ten characters.
+    For example, '<|im_end|>' in the text is encoded as ordinary text.
 
     Raises:
       ValueError: The ids nevertheless include a special token. The unknown
@@ -120,10 +120,11 @@ class Tokenizer:
     return self._encode_data([text])[0]
 
   def encode_passages(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Returns the result of `encode_data` for each text.
+    """Returns the ids of each text from outside, without special tokens.
 
-    The texts are encoded in one batch, on all cores. Recent results are kept,
-    because the samples of a question find the same passages.
+    They are those of `encode_data`, which raises the same errors. The texts are
+    encoded in one batch, on all cores. Recent results are kept, because the
+    samples of a question find the same passages.
     """
     ids = {text: self._known[text] for text in texts if text in self._known}
     new = [text for text in dict.fromkeys(texts) if text not in ids]
@@ -154,11 +155,12 @@ class Tokenizer:
         list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
   def write(self, ids: Sequence[int], *, first: bool = False) -> str:
-    """Returns the text of ids with special tokens, for data files.
+    """Returns the text of ids, including special tokens, for data files.
 
     Args:
-      ids: Ids that `encode` gives for the text, if the text is split as usual.
-      first: True if they begin a sequence, for `encode_first`.
+      ids: Ids to write. If they are the usual split of the text into tokens,
+        `encode` returns them again for it.
+      first: True if the ids begin a sequence. Then `encode_first` does so.
     """
     anchor = self._anchor_ids if self._anchor and not first else ()
     before, text = (self._fast.decode(
@@ -250,10 +252,10 @@ class Tokenizer:
     return self._ids([self._anchor])[0]
 
   def _find_anchor(self) -> str:
-    """Returns a text after which another one continues without a space.
+    """Returns a character to put before a text, so that it gets no space.
 
-    The text is a character that no tokenizer has learned to merge with others,
-    or '' if the tokenizer puts no space before a text.
+    No tokenizer has learned to merge this character with others. The result is
+    '' if the tokenizer puts no space before a text.
     """
     alone, word, both = self._ids(['\x01', 'a', '\x01a'])
     puts_space = self.decode((*alone, *word)) == self.decode(alone) + ' a'

@@ -48,23 +48,35 @@ _NATIVE = ('Answer the question below. First think, between <think> and '
 
 
 def dr_zero(tokenizer) -> Dialogue:
-  """Returns Dr. Zero's solver dialogue, without a system message of its own."""
+  """Returns the tool protocol with the prompt of Dr. Zero's solver.
+
+  The system message is left to the chat template.
+  """
   return make(tokenizer, template=solver_template())
 
 
 def dspo(tokenizer) -> Dialogue:
-  """Returns DSPO's dialogue: verl's search example and a system message."""
+  """Returns the tool protocol with DSPO's prompt and its system message.
+
+  They are those of verl's search example.
+  """
   return make(tokenizer, template=solver_template(),
               system='You are a helpful and harmless assistant.')
 
 
 def native(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
-  """Returns our dialogue for any tools, which the chat template lists."""
+  """Returns the tool protocol with a prompt of our own, for any tools.
+
+  The chat template lists the tools.
+  """
   return make(tokenizer, template=_NATIVE, tools=tools)
 
 
 def solver_template() -> str:
-  """Returns Search-R1's prompt with this protocol's tags, as in both papers."""
+  """Returns Search-R1's prompt with the tags tool_call and tool_response.
+
+  Dr. Zero and DSPO use this prompt.
+  """
   text = dialogues.verbatim('search_r1_prompt.txt').removesuffix('\n')
   for old, new in (('search', 'tool_call'), ('information', 'tool_response')):
     text = text.replace(f'<{old}>', f'<{new}>').replace(
@@ -75,7 +87,7 @@ def solver_template() -> str:
 def make(tokenizer, *, template: str, system: str | None = None,
          max_queries: int = MAX_QUERIES,
          tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
-  """Makes the tool protocol in a tokenizer's chat template.
+  """Makes the tool protocol's dialogue, framed by a tokenizer's chat template.
 
   Args:
     tokenizer: Tokenizer with a chat template that writes tools; see
@@ -86,8 +98,8 @@ def make(tokenizer, *, template: str, system: str | None = None,
     tools: Tools that the policy may call.
 
   Raises:
-    ValueError: There is no chat template, or it does not write the tools, is
-      not append-only, or changes a message.
+    ValueError: There is no chat template, or it does not write the tools,
+      changes a message, or changes earlier text when a message is added.
   """
   tools = tuple(tools)
   render = functools.partial(tokenizer.render, tools=[*map(schema, tools)])
@@ -157,7 +169,7 @@ def schema(tool: Tool = SEARCH) -> dict[str, Any]:
 
 def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
           names: Sequence[str] = ('search',)) -> Action:
-  """Parses one turn strictly.
+  """Returns the action in a turn's text: a tool's call, an answer or 'invalid'.
 
   The turn is read up to the first </tool_call> or </answer>. A call is the
   block that </tool_call> closes, if it contains a JSON object with only a name
@@ -192,7 +204,11 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
 
 
 def in_tags(text: str) -> str:
-  """Adds tags to a call without tags, and leaves other turns unchanged."""
+  """Returns a turn's text, with tags added around a call that lacks them.
+
+  Such a call is a JSON object at the end of the turn. Other texts are returned
+  unchanged.
+  """
   match = _BARE.fullmatch(tag_parser.without_turn_end(text))
   return f'{match[1]}<tool_call>{match[2]}</tool_call>' if match else text
 
@@ -224,14 +240,21 @@ def _queries(arguments: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-  """Returns an object; raises a ValueError if a key occurs twice."""
+  """Returns a JSON object's pairs as a dict.
+
+  Raises:
+    ValueError: A key occurs twice.
+  """
   if len(dict(pairs)) < len(pairs):
     raise ValueError('a key occurs twice')
   return dict(pairs)
 
 
 def tool_turn(thought: str, action: Action) -> str:
-  """Returns the text of a turn that `parse` reads as the action."""
+  """Writes a thought and an action as a turn's text, with a JSON call.
+
+  `parse` reads the text as this action.
+  """
   thoughts = f'<think>\n{thought}\n</think>\n\n'
   if action.kind == 'answer':
     return f'{thoughts}<answer> {action.texts[0]} </answer>'
@@ -243,15 +266,19 @@ def tool_turn(thought: str, action: Action) -> str:
 
 
 def tool_passage(number: int, passage: Passage) -> str:
-  """Returns the text of one passage; `number` counts from 1."""
+  """Returns a passage's text: Doc 1 (Title: "A title"), a line break, the text.
+
+  `number` counts from 1. Tags in the passage are broken (`markup.neutralise`).
+  """
   title, text = neutralise(passage.title), neutralise(passage.text)
   return f'Doc {number} (Title: "{title}")\n{text}'
 
 
 def _passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
-  """Returns the function that writes a passage.
+  """Returns the function that makes a text of a passage's number and a passage.
 
-  It is `tool_passage`. If the policy can open passages, their ids are added.
+  It is `tool_passage`. If one of the tools is 'open', which needs the id of a
+  passage, the id in brackets comes first.
   """
   if not any(tool.name == 'open' for tool in tools):
     return tool_passage
@@ -261,7 +288,11 @@ def _passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
 
 def by_query(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
-  """Returns each query's passages, numbered from 1; '---' separates queries."""
+  """Returns the texts of all passages, numbered from 1 for each query.
+
+  A line '---' separates queries. A query without passages has a text that says
+  so. `write` makes a text of a number and a passage.
+  """
   pieces: list[str] = []
   for passages in results:
     texts = [write(n, p) for n, p in enumerate(passages, start=1)] or [_NOTHING]

@@ -116,9 +116,10 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 
 
 def _without_end(text: str, ends: tuple[str, ...]) -> str:
-  """Returns a text without ends and white space after it.
+  """Returns a text without the turn-end tokens at its end.
 
-  If there is no end, the white space stays.
+  White space after such a token is removed, too, but stays if there is none.
+  `ends` has the texts of these tokens.
   """
   stripped = text.rstrip()
   for end in ends:
@@ -139,7 +140,10 @@ def _until_end(turn: str, tokenizer) -> str:
 def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
             first: int, tokenizer, render: chat.Render, place: str
            ) -> list[tuple[tuple[int, ...], bool]]:
-  """Returns pieces: the template's text, and the messages in it as data.
+  """Encodes the text before an assistant's turn, with messages as plain data.
+
+  The text is the chat template's and has some messages in it. Each piece is a
+  pair of ids and False, because nothing here is trained on.
 
   The positions of the messages are found by placeholders. The messages
   themselves cannot be searched for, because the template's own text may include

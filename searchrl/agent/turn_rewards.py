@@ -13,9 +13,10 @@ from searchrl.trajectory import Question, Trajectory, Turn
 def evidence(trajectory: Trajectory, *, new: float = 1.0,
              duplicate: float = 0.0, invalid: float = 0.0
             ) -> list[float | None]:
-  """Returns the rewards of turns for evidence, new queries and the format.
+  """Returns one reward per turn: for new evidence, minus two penalties.
 
-  A turn that answers has no reward of its own, because the outcome judges it.
+  The penalties are for repeated actions and for invalid ones. A turn that
+  answers has None, because the reward of the outcome judges it.
 
   Args:
     trajectory: Finished trajectory.

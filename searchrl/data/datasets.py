@@ -85,8 +85,9 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
               admit: questions_lib.Admit = questions_lib.admit_all) -> Dataset:
   """Returns the questions that a policy is trained on, and their corpus.
 
-  If some questions of a generated world are about common knowledge, the world
-  has two files. The file of fresh facts is the first.
+  A generated world has questions about fresh facts, which are in this world
+  alone. If it also has questions about common knowledge, which all worlds
+  share, `Dataset.files` has two entries, and the fresh facts are the first.
 
   Args:
     folder: Directory of the generated files.
@@ -102,9 +103,10 @@ def train_set(folder: pathlib.Path, *, train: str, corpus: str, world_seed: int,
     needs_corpus: False if the search engine needs no corpus.
     limit: Number of questions to keep over all files; 0: all.
     seed: Seed of the choice of these questions.
-    question_mark: Argument of `questions.read`, for files.
+    question_mark: True to append a ? to questions of files that lack it.
     golds: True if questions of files need golden answers.
-    admit: Argument of `questions.read`.
+    admit: Function that is called with each question and its place in a file.
+      It raises a ValueError for a question that cannot be asked.
 
   Raises:
     ValueError: Only one of the two paths is given, or there are fewer questions
@@ -182,9 +184,10 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
       has a kind in COMMON.
     needs_corpus: False if the search engine needs no corpus. Then no world is
       generated, because the engine would not find that world's passages.
-    question_mark: Argument of `questions.read`, for files.
+    question_mark: True to append a ? to questions of files that lack it.
     golds: True if questions of files need golden answers.
-    admit: Argument of `questions.read`.
+    admit: Function that is called with each question and its place in a file.
+      It raises a ValueError for a question that cannot be asked.
 
   Raises:
     ValueError: Questions are given without a corpus, or two sets have the same
@@ -223,7 +226,7 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
 
 def _few(questions: Sequence[Question], per_hop: int, seed: int
         ) -> list[Question]:
-  """Returns `per_hop` random questions of each hop count; 0: all."""
+  """Returns `per_hop` random questions of each hop count; all if it is 0."""
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)
@@ -233,7 +236,11 @@ def _few(questions: Sequence[Question], per_hop: int, seed: int
 
 def _sets(evaluate: str, corpus: Any, read: Callable[..., list[Question]]
          ) -> list[Dataset]:
-  """Returns one set per file, or one per data source if a file has several."""
+  """Returns the evaluation sets of the files that `evaluate` names.
+
+  Each file is a set. If its questions have several data sources, each of these
+  is a set instead.
+  """
   sets = []
   for file in question_files.named(
       evaluate, 'data.evaluate', may_be_folder=True):
@@ -258,7 +265,11 @@ def _corpus(path: str) -> Corpus | None:
 
 
 def shared(read: Callable[[], Any]) -> Any:
-  """Calls `read` on the first process, which writes files, and then on all."""
+  """Returns the result of `read` on every process.
+
+  The first process calls `read` before all others, because it may write files
+  which they then read.
+  """
   with progress.phase('Reading questions and passages'):
     processes.on_first('data', lambda: read() and None)
     return read()
@@ -269,7 +280,9 @@ def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
               world: WorldOptions = WorldOptions(),
               abouts: Sequence[_About] = (),
               admit: questions_lib.Admit = questions_lib.admit_all) -> Dataset:
-  """Generates a world's files unless they exist, and reads them.
+  """Returns a generated world's questions, and its passages as their corpus.
+
+  The world is generated and written as files, unless they exist already.
 
   Args:
     folder: Directory of the files.
@@ -279,7 +292,8 @@ def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
     per_hop: Numbers of fresh questions of 1, 2, ... hops.
     world: Other options of the world.
     abouts: Sets of questions about its common knowledge, one file for each.
-    admit: Argument of `questions.read`.
+    admit: Function that is called with each question and its place in a file.
+      It raises a ValueError for a question that cannot be asked.
 
   Returns:
     All questions over one corpus. The file of fresh questions is the first.

@@ -44,7 +44,11 @@ class PairSource:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Texts of one update; see `contrastive.info_nce`."""
+  """Queries and passages of one update of the encoder, as texts.
+
+  Each query is trained to be closer to its positive, a passage that answers it,
+  than to the other passages.
+  """
 
   queries: Sequence[str]
   passages: Sequence[str]  # positives in the queries' order, then others
@@ -53,7 +57,7 @@ class Batch:
 
 def world_pairs(number: int, *, seed: int, count: int, fresh: float,
                 hard: float = 0.0) -> PairSource:
-  """Returns queries about a generated world, each answered by one passage.
+  """Returns queries about a generated world, each with the passage for it.
 
   Half of the queries are like an agent's, "<name> <relation>". The others are
   questions of one or more hops. Their passage is the one that contains the fact
@@ -64,7 +68,8 @@ def world_pairs(number: int, *, seed: int, count: int, fresh: float,
     seed: Seed of the first world.
     count: Number of queries.
     fresh: Share of worlds whose names are made of words never seen before.
-    hard: Share of hard worlds; see `facts.make`.
+    hard: Share of hard worlds, in which entities have namesakes and passages
+      have other words than queries.
   """
   rng = np.random.default_rng([seed + number, 4])
   source: NameSource = 'fresh' if rng.random() < fresh else 'known'
@@ -121,7 +126,10 @@ def file_pairs(path: str) -> Callable[[int], PairSource]:
 
 
 def _finder(texts: Sequence[str]):
-  """Returns a BM25 search over texts, which builds its index at first use."""
+  """Returns the function (queries, depth) -> texts that BM25 finds, best first.
+
+  Its index of the texts is built at the first call.
+  """
   search = functools.cache(lambda: bm25.bm25(corpora.Corpus(tuple(
       Passage(str(i), '', text) for i, text in enumerate(texts)))))
 
@@ -149,7 +157,7 @@ def _pair(line: str, place: str) -> tuple[str, str, tuple[str, ...]]:
 
 def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
           queries: int, hard_negatives: int, depth: int) -> Batch:
-  """Returns the batch of an update.
+  """Returns the queries and passages on which an update trains the encoder.
 
   Args:
     source_of: Function number -> source. All sources have the same number of
@@ -157,7 +165,8 @@ def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
     step: Number of the update, from 0.
     seed: Seed of the order of queries and of the choice of negatives.
     queries: Number of queries per batch, or fewer if a source has fewer.
-    hard_negatives: Maximum number of hard negatives per query.
+    hard_negatives: Maximum number of hard negatives per query: passages that
+      the source lists or BM25 finds for it, but that do not answer it.
     depth: Number of BM25's best passages from which these are drawn.
   """
   batches = max(len(source_of(0).queries) // queries, 1)  # batches per source
@@ -180,7 +189,11 @@ def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
 
 def _hard(given: Sequence[str], results: Sequence[str], answers: Sequence[str],
           count: int, rng: np.random.Generator) -> list[str]:
-  """Returns hard negatives of a query: given ones, then some from BM25."""
+  """Returns up to `count` passages that do not answer a query, at random.
+
+  They are drawn from the `given` ones and, if these are too few, from the
+  `results` of BM25.
+  """
   given = [text for text in dict.fromkeys(given) if text not in answers]
   others = [text for text in results if text not in (*answers, *given)]
   negatives: list[str] = []

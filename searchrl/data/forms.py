@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts records of benchmarks with other columns to FlashRAG's keys.
 
+These keys are id, question, golden_answers and data_source.
 FlashRAG's copies of ASQA and ELI5 need no conversion, but the originals do.
 FlashRAG has no copies of the other benchmarks. Files are csv, jsonl or parquet.
 A user may add a form to `FORMS`; see docs/extend.md.
@@ -99,9 +100,9 @@ FORMS = [
 
 
 def detect_format(names: Collection[str]) -> Form | None:
-  """Returns the form of records that have these keys.
+  """Returns the form of the benchmark whose records have these keys, or None.
 
-  The result is None for the records of FlashRAG and Search-R1.
+  It is None for the records of FlashRAG and Search-R1, and if no form fits.
   """
   if {'question', 'prompt'} & {*names}:
     return None

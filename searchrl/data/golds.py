@@ -34,7 +34,7 @@ _WRITTEN = re.compile(  # a list, a bytes literal or an array, as a text
 
 
 def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
-  """Returns the gold answers of a value.
+  """Returns the gold answers in a value of a data set, as texts.
 
   The value is a text, a number, a list of both, or a mapping of these, as
   Search-R1's {"target": ...}. It may also be such a list written as a text. A
@@ -90,9 +90,11 @@ def passages(record: Mapping[str, Any], metadata: Mapping[str, Any]
 
 
 def text(value: Any) -> str:
-  """Returns a text. Raises an error if it has half a surrogate pair.
+  """Returns a value unchanged if it is a text that UTF-8 can encode.
 
-  Such a text cannot be written as UTF-8.
+  Raises:
+    TypeError: The value is not a text.
+    UnicodeEncodeError: The text has half a surrogate pair.
   """
   if not isinstance(value, str):
     raise TypeError(f'a text is {value!r:.60}')
@@ -101,7 +103,11 @@ def text(value: Any) -> str:
 
 
 def number(value: _NUMBERS) -> str:
-  """Returns a number in digits: '1994' for 1994.0; '' if it is no number."""
+  """Returns a number in digits, such as '1994' for 1994.0; '' for NaN.
+
+  Raises:
+    ValueError: The number is infinite.
+  """
   if isinstance(value, int):
     return str(value)
   if math.isnan(value):
@@ -148,9 +154,10 @@ def _answers(value: Any) -> Iterator[str]:
 
 
 def _unpacked(value: Any, *, in_list: bool = False) -> Any:
-  """Returns the content of arrays, bytes and texts that are lists.
+  """Returns a value as plain Python: arrays, bytes, or lists that are texts.
 
-  Other values are returned unchanged. In a list, a text of numbers stays a
+  For example, the text "['a', 'b']" becomes the list ['a', 'b']. Other values
+  are returned unchanged. In a list, a text of numbers stays a
   text, such as the interval '[0, 1]'. So does a text in round brackets, such as
   the point '(3, 4)'.
   """

@@ -47,10 +47,11 @@ class File:
 
 
 def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
-  """Returns the files of 'path', of 'name=path,name=path', or of a directory.
+  """Returns the files of questions that a config field names.
 
   Args:
-    text: Text of the config; '' names no file.
+    text: Text of the config: 'path', 'name=path,name=path', or a directory. ''
+      names no file.
     field: Config field that holds the text, for error messages.
     may_be_folder: True if the path may be a directory of files.
 
@@ -80,7 +81,7 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
 
 
 def stem(file: pathlib.Path) -> str:
-  """Returns the name of a file without .gz and the format's suffix."""
+  """Returns the name of a file without .gz and its last suffix."""
   return file.name.removesuffix('.gz').rpartition('.')[0] or file.name
 
 
@@ -133,7 +134,14 @@ def check_differ(names: Sequence[str], field: str) -> None:
 
 def records(file: pathlib.Path, *, needs_golds: bool
            ) -> Iterator[tuple[str, Record]]:
-  """Yields ('FILE, line 3' or 'FILE, row 3', record) of each row of a file.
+  """Yields each row of a file of questions as (place, record).
+
+  A place is a text such as 'FILE, line 3' or 'FILE, row 3'. A record has the
+  keys of FlashRAG's jsonl, such as question and golden_answers.
+
+  Args:
+    file: Path of a jsonl, parquet, csv or tsv file.
+    needs_golds: True if a parquet file must have a column of gold answers.
 
   Raises:
     ValueError: A line is not JSON; or a table is invalid, lacks columns or
@@ -236,10 +244,10 @@ def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:
 
 
 def _metadata_columns(schema: Any) -> list[str]:
-  """Returns the needed columns of a parquet file's metadata.
+  """Returns the names of the columns of a parquet file's metadata to read.
 
-  Other columns may contain long articles. Metadata that are JSON texts are one
-  column.
+  This is the whole column if the metadata are JSON texts. Otherwise only the
+  needed parts are read, because others may contain long articles.
   """
   is_text = 'metadata' in schema.names and 'string' in str(
       schema.field('metadata').type).partition('<')[0]
@@ -250,7 +258,11 @@ def _metadata_columns(schema: Any) -> list[str]:
 
 
 def _renamed(row: Record, place: str) -> Record:
-  """Returns a row of Search-R1 or a benchmark, with FlashRAG's keys."""
+  """Returns a row of Search-R1 or another benchmark with FlashRAG's keys.
+
+  Raises:
+    ValueError: The row lacks what a key needs; the error names its `place`.
+  """
   record = {name: row[name] for name in (
       'id', 'question', 'golden_answers', 'data_source', 'metadata',
       'supporting_facts', *_UNANSWERABLE)

@@ -19,10 +19,13 @@ class Metadata(NamedTuple):
 
 
 class Reader:
-  """A reader of metadata, whose `admit` is given to `questions.read` before.
+  """A reader of the metadata of questions, by the places that it records.
+
+  First, its method `admit` is given to `questions.read`, which calls it with
+  each question and its place (file and line). Then `read` returns the metadata.
 
   Args:
-    admit: Function that is called with each question and its place, too.
+    admit: Further function that is called with each question and its place.
   """
 
   def __init__(self, admit: questions_lib.Admit = questions_lib.admit_all):
@@ -30,7 +33,7 @@ class Reader:
     self._uids: dict[str, str] = {}  # place in a file -> uid
 
   def admit(self, question: Question, place: str) -> None:
-    """Records the uid of the question at a place, such as 'FILE, line 3'."""
+    """Remembers that a question is at a place, such as 'FILE, line 3'."""
     self._admit(question, place)
     self._uids[place] = question.uid
 
@@ -38,7 +41,7 @@ class Reader:
     """Returns the metadata of the admitted questions, by uid.
 
     Args:
-      train: Files of questions, as for `question_files.named`.
+      train: Files of questions: 'path' or 'name=path,name=path'.
     """
     result = {}
     for file in question_files.named(train, 'data.train'):

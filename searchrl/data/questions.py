@@ -171,10 +171,11 @@ def subset(questions: Sequence[Question], count: int, seed: int
 
 
 def is_mix(value: Sequence[Any]) -> bool:
-  """Returns whether a value has the form of data.mix.
+  """Returns whether a value is valid as the config field data.mix.
 
-  It is either a tuple of shares, or a tuple of pairs (step, shares) that begin
-  at step 0 and have equally many shares.
+  The field is a tuple of shares (numbers from 0 on, one per hop count), or a
+  tuple of pairs (step, shares). The steps of the pairs begin at 0 and rise, and
+  all pairs have equally many shares.
   """
   if not _is_schedule(value):
     return _are_shares(value)
@@ -223,7 +224,7 @@ class Stream:
 
   @property
   def start(self) -> tuple[int, ...]:
-    """Position of a new run: 0 drawn in each stage from each pool."""
+    """Position of a new run: no question drawn, in any stage from any pool."""
     return (0,) * len(self._stages) * len(self._pools)
 
   def draw(self, position: Sequence[int], count: int, step: int = 0
@@ -269,7 +270,7 @@ class Stream:
 def stream(files: Sequence[Sequence[Question]], *, seed: int,
            mix: Sequence[Any] = (), weights: Sequence[float] = (),
            common: float = 0.0, own: bool = False) -> Stream:
-  """Returns the stream of the questions of some files.
+  """Returns an endless stream of questions, drawn from files in given shares.
 
   Args:
     files: Questions of each file.
@@ -279,8 +280,8 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
       (step, shares): each applies to draws from this step of the run.
     weights: Shares of the files in every draw, which replace those of the hops.
       Without mix and weights, each question has the same probability.
-    common: Share of the last file in every draw and for each hop count,
-      however few questions it has; 0: no such share.
+    common: Share in every draw, for each hop count, of the last file, which has
+      the questions about common knowledge; 0: no such share.
     own: True for a user's files. A mix of equal shares, the default, is then
       used only if the files have exactly its hop counts. Otherwise it is
       ignored, so that every question is drawn.
@@ -322,7 +323,14 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
 
 def _mix_of_own(questions: Sequence[Question], stages: Sequence[Stage]
                ) -> Sequence[Stage]:
-  """Returns the mix for a user's questions; () for an unsuitable default."""
+  """Returns the stages of the mix that are used for a user's own questions.
+
+  A mix of equal shares, the default, is left out if the questions have other
+  hop counts. Then the only stage has no shares.
+
+  Raises:
+    ValueError: A hop count of the questions has no share in another mix.
+  """
   present, shares = {question.hops for question in questions}, stages[0][1]
   if not shares or len(present) == 1:
     return stages
@@ -341,7 +349,20 @@ def _mix_of_own(questions: Sequence[Question], stages: Sequence[Stage]
 def _halved(pools: Sequence[Sequence[Question]], stages: Sequence[Stage],
             of_common: Container[str], common: float
            ) -> tuple[Sequence[Sequence[Question]], Sequence[Stage]]:
-  """Splits each pool and its share into fresh facts and common knowledge."""
+  """Splits each pool and its share into fresh facts and common knowledge.
+
+  Args:
+    pools: Pools of questions, such as those of one hop count.
+    stages: Pairs (step, shares of the pools).
+    of_common: Uids of the questions about common knowledge.
+    common: Part of each share that common knowledge gets, in [0, 1].
+
+  Returns:
+    Two pools for each pool, and the stages with two shares for each share.
+
+  Raises:
+    ValueError: A part above 0 has no questions.
+  """
   halves = [[q for q in pool if (q.uid in of_common) == is_common]
             for pool in pools for is_common in (False, True)]
   halved = [(step, [share * part for share in shares

@@ -40,13 +40,17 @@ class PromptedModel:
 
   def write(self, kind: str, prompts_of: Sequence[tuple[Question, str]],
             **changes: Any) -> list[Trajectory]:
-    """Samples one turn for each prompt, except for prompts that are too long.
+    """Samples one turn of the model for each prompt.
 
     Args:
       kind: Name of the template.
       prompts_of: Questions, whose uids determine the randomness, and the texts
         that fill the template.
       **changes: Changed fields of the dialogue, such as `stop_strings`.
+
+    Returns:
+      A trajectory for each prompt. If a prompt is too long, its trajectory has
+      no turn, and the stop reason is 'length_limit'.
     """
     questions = [dataclasses.replace(q, text=text) for q, text in prompts_of]
     tokenizer, budgets = self.sampler.tokenizer, self.sampler.budgets
@@ -68,15 +72,15 @@ class PromptedModel:
 
   def find(self, attempts: Sequence['_Attempt']
           ) -> list[Passages | SearchError]:
-    """Returns the engine's results for the queries of attempts."""
+    """Returns the search engine's result for the query of each attempt."""
     top_k = self.sampler.budgets.top_k
     return samplers.search_with_retry(self.search, [
         Query(x.query, top_k, x.question, self.step) for x in attempts])
 
   def below(self, passages: Sequence[Passage], text: str) -> str:
-    """Returns a text below passages.
+    """Returns a part of a prompt: lines with the passages, and then the text.
 
-    Each passage is one line, and is cut to its budget.
+    Each passage is cut to the sampler's number of tokens per passage.
     """
     tokenizer = self.sampler.tokenizer
     lines = [tokenizer.decode(
@@ -101,13 +105,13 @@ class _Attempt:
   error: SearchError | None = None
 
   def searched(self, turn: Turn, result: Passages | SearchError) -> None:
-    """Adds a search; a failed one ends the attempt."""
+    """Adds the turn of a search with its result; a failed search is the end."""
     self.turns.append(dataclasses.replace(turn, passages=_passages(result)))
     if isinstance(result, SearchError):
       self.stop_reason, self.error = 'search_error', result
 
   def retrieved(self, result: Passages | SearchError) -> None:
-    """Adds a search that the method made; the policy wrote no token of it."""
+    """Adds a search by the method itself, as a turn without sampled tokens."""
     self.searched(Turn((), (), Action('search', (self.query,))), result)
 
 
@@ -127,19 +131,19 @@ def _trajectories(attempts: Sequence[_Attempt]) -> list[Trajectory]:
 
 def direct(model: PromptedModel, questions: Sequence[Question]
           ) -> list[Trajectory]:
-  """Answers at once, from memory."""
+  """Answers each question at once, from the model's memory."""
   return model.write('direct', [(q, q.text) for q in questions])
 
 
 def cot(model: PromptedModel, questions: Sequence[Question]
        ) -> list[Trajectory]:
-  """Writes a chain of thought, then an answer, from memory."""
+  """Answers each question from memory, after a chain of thought."""
   return model.write('cot', [(q, q.text) for q in questions])
 
 
 def rag(model: PromptedModel, questions: Sequence[Question]
        ) -> list[Trajectory]:
-  """Retrieves once, with the question, and answers from the passages."""
+  """Answers each question from the passages that one search for it returns."""
   attempts = [_Attempt(q, query=q.text) for q in questions]
   for attempt, result in zip(attempts, model.find(attempts)):
     attempt.retrieved(result)
@@ -154,10 +158,10 @@ def rag(model: PromptedModel, questions: Sequence[Question]
 
 def ircot(model: PromptedModel, questions: Sequence[Question]
          ) -> list[Trajectory]:
-  """Alternates retrieval and a sentence of thought, which is the next query.
+  """Answers each question by rounds of a search and one sentence of thought.
 
-  The passages of all rounds are above the question, the best first. A sentence
-  that gives the answer ends the method.
+  The sentence is the next query. The passages of all rounds are above the
+  question, the best first. A sentence that gives the answer ends the method.
   """
   attempts = [_Attempt(q, query=q.text) for q in questions]
   for _ in range(_IRCOT_ROUNDS):
@@ -184,14 +188,18 @@ def ircot(model: PromptedModel, questions: Sequence[Question]
 
 def ra_agent(model: PromptedModel, questions: Sequence[Question]
             ) -> list[Trajectory]:
-  """Runs an agent that searches whenever it wants, and reads the passages."""
+  """Answers each question by an agent that may search, and reads the passages.
+  """
   return _agent(model, questions, lambda attempts, results: [
       model.below(_passages(result), '').rstrip('\n') for result in results])
 
 
 def search_o1(model: PromptedModel, questions: Sequence[Question]
              ) -> list[Trajectory]:
-  """Runs an agent that reads a note about the passages instead of them."""
+  """Answers each question by an agent that may search, and then reads a note.
+
+  The model writes the note about the passages, which the agent does not read.
+  """
   room = 4 * model.sampler.budgets.max_prompt_tokens  # characters
 
   def notes(attempts, results):  # Reason-in-Documents
@@ -207,7 +215,11 @@ def search_o1(model: PromptedModel, questions: Sequence[Question]
 
 def _agent(model: PromptedModel, questions: Sequence[Question],
            read: Callable[..., list[str]]) -> list[Trajectory]:
-  """Samples turns until an answer. `read` returns the texts for results."""
+  """Answers each question by an agent that may search in each of its turns.
+
+  An agent ends with an answer, a failed search, a full prompt or after the last
+  turn. `read` makes texts, which the agents read, of the searches' results.
+  """
   attempts = [_Attempt(q) for q in questions]
   for _ in range(model.sampler.budgets.max_turns):
     acting = _open(attempts)

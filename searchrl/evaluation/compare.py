@@ -27,8 +27,9 @@ class Difference:
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-  """Returns the 95 % interval of a mean, by the percentile bootstrap.
+  """Returns the 95 % confidence interval (low, high) of the mean of values.
 
+  It is found by resampling the values: the percentile bootstrap.
   Equal values are drawn together, to save time.
 
   Source: Efron 1979.
@@ -45,9 +46,14 @@ def difference(first: Sequence[Score], second: Sequence[Score],
                score: str = 'em') -> Difference:
   """Returns the difference of two methods' scores on common questions.
 
-  Several samples of a question count as their mean. The test counts a question
-  as right if that mean is at least one half. With F1, the test counts the
-  questions that each method answers better.
+  Several samples of a question count as their mean. The test counts the
+  questions that only one of the methods answers right, that is, with a mean of
+  at least one half. With F1, it counts those that one method answers better.
+
+  Args:
+    first: Scores of the first method.
+    second: Scores of the second method, which are subtracted.
+    score: Name of the score, such as 'em'.
 
   Raises:
     ValueError: The methods have no question in common.

@@ -86,7 +86,7 @@ def run(
     title: str = 'Evaluating',
     judge: scoring.Scorer | None = None,
 ) -> list[dict]:
-  """Runs every case.
+  """Evaluates a policy on every case and returns a table of scores.
 
   Args:
     sampler: Sampler of the answers.
@@ -162,7 +162,11 @@ class _Tally:
 def _case(play: Play, case: EvalCase, size: int, samples: int, tokenizer: Any,
           label: Mapping[str, str], folder: pathlib.Path | None, tally: _Tally,
           judge: scoring.Scorer | None) -> list[scores_lib.Score]:
-  """Returns the scores of a case, in shards of `size` questions."""
+  """Returns the scores of a case's answers, in the order of its questions.
+
+  The questions are answered in shards, `size` of them at a time. If there is a
+  folder, the records of each shard are then written to one file.
+  """
   questions = case.dataset.questions
   scores: list[scores_lib.Score] = []
   for number, first in enumerate(range(0, len(questions), size)):
@@ -180,7 +184,7 @@ def _case(play: Play, case: EvalCase, size: int, samples: int, tokenizer: Any,
 
 def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
             step: int, templates: Mapping[str, str], tally: _Tally) -> Play:
-  """Returns the function that answers the questions of a case."""
+  """Returns the function from some of a case's questions to trajectories."""
   temperature = 0.0 if case.decoding == 'greedy' else 1.0
   if case.method != AGENT:
     model = baselines.PromptedModel(
@@ -197,7 +201,12 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
            tokenizer: Any, label: Mapping[str, str], file: pathlib.Path | None,
            judge: scoring.Scorer | None) -> list[scores_lib.Score]:
-  """Returns the scores of a shard of the questions, and writes its records."""
+  """Returns the scores of a shard, which is a part of a case's questions.
+
+  If `file` already has the shard's records, the scores are read from it. Else
+  the questions are answered, and the records are written to `file` if it is not
+  None.
+  """
   recorded_scores = file and processes.on_first(str(file), lambda: [
       line['score'] for line in shards.read(file) or ()])
   if recorded_scores:
@@ -238,7 +247,7 @@ def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
 
 def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
            ) -> list[EvalCase]:
-  """Returns the smaller, greedy cases of an evaluation during training.
+  """Returns the greedy cases, with fewer questions, for use during training.
 
   Args:
     cases: Cases of a full evaluation. Those with random passages are left out.
@@ -286,7 +295,7 @@ def _means(results: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
 
 def _row(name: str, engine: str, decoding: str, hops: int | str,
          sets: Sequence[Sequence[scores_lib.Score]], score: str) -> dict:
-  """Returns a row: means over the samples of each set, then over the sets."""
+  """Returns a row of the table: means over each set, averaged over the sets."""
   means = [scores_lib.means(scores) for scores in sets]
   values = {key: float(np.mean([of_set[key] for of_set in means]))
             for key in (*scores_lib.NAMES, *scores_lib.JUDGED)
@@ -327,7 +336,8 @@ def _seconds(folder: pathlib.Path) -> dict[str, dict[str, float]]:
 
 
 def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
-  """Returns rows for display; rows of whole sets get seconds per question."""
+  """Returns rows in which those of whole sets also have seconds per question.
+  """
   by_case = _seconds(folder)
   result = []
   for row in rows:
@@ -380,7 +390,11 @@ def score_name(row: Mapping) -> str:
 
 
 def headline(rows: Sequence[Mapping]) -> float | None:
-  """Returns the greedy main score: the mean over sets, or of the first set."""
+  """Returns the greedy main score of a table; None if it has no greedy row.
+
+  It is the mean over all sets if there is such a row, or else the score of the
+  first set. Rows with random passages are left out.
+  """
   by_set = {row['set']: main_score(row) for row in reversed(rows)
             if row['hops'] == ALL and row['decoding'] == 'greedy'
             and row['engine'] != 'noise'}
@@ -388,7 +402,10 @@ def headline(rows: Sequence[Mapping]) -> float | None:
 
 
 def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
-  """Returns rows as metrics: 'val/<set>/em/greedy', 'val/<set>_2hop/em/...'."""
+  """Returns the scores of a table as metrics of a run, {name: value}.
+
+  Names are such as 'val/<set>/em/greedy' and 'val/<set>_2hop/em/greedy'.
+  """
   result = {}
   for row in rows:
     noise = '_noise' if row['engine'] == 'noise' else ''

@@ -38,7 +38,7 @@ class Score:
 
 
 def score_trajectory(trajectory: Trajectory) -> Score:
-  """Returns the score of a finished trajectory."""
+  """Returns the values by which a finished trajectory is evaluated."""
   question, answer = trajectory.question, trajectory.answer
   searches = [turn for turn in trajectory.turns
               if turn.action.is_search and (
@@ -61,10 +61,11 @@ def score_trajectory(trajectory: Trajectory) -> Score:
 
 
 def with_judgement(score: Score, judged: Trajectory) -> Score:
-  """Returns a score with the values JUDGED of a judged trajectory.
+  """Returns a copy of a score with the values that a judge's verdict adds.
 
-  If the judge gave no verdict, only `judge_error` is added. A failed search
-  counts as wrong.
+  These are `judged`, the judge's reward (0 after a failed search), and
+  `agrees_with_em`, which is 1 if exact match is the same. `judge_error` is 1 if
+  the judge gave no verdict, and then it is the only value that is added.
   """
   values = {'judge_error': float(judged.judge_error is not None)}
   if judged.judge_error is None:
@@ -101,12 +102,17 @@ def sample_statistics(scores: Sequence[Score], name: str = 'em'
                      ) -> dict[str, float]:
   """Returns statistics over several samples per question.
 
+  Args:
+    scores: Scores of all samples.
+    name: Name of the score that the statistics are of.
+
   Returns:
-    {} if there is one sample per question. Otherwise 'pass@k': the fraction of
-    questions that at least one of k samples answers exactly; 'majority': the
-    fraction whose most common answer is exact, where the first of equally
-    common answers counts; 'spread': the standard deviation of exact match over
-    samples.
+    {} if a question has fewer than two samples. Otherwise, for k samples:
+    'pass@k', the mean over questions of the best sample's score, which for
+    exact match is the fraction that at least one sample answers; 'majority',
+    the mean score of each question's most common answer, where the first of
+    equally common answers counts; 'spread', the standard deviation over the k
+    samples of the mean score.
   """
   by_question: dict[str, list[Score]] = collections.defaultdict(list)
   for score in scores:
@@ -123,7 +129,7 @@ def sample_statistics(scores: Sequence[Score], name: str = 'em'
 
 
 def _majority(group: Sequence[Score], name: str) -> float:
-  """Returns 1 if the most common answer is right, else 0."""
+  """Returns the score of a question's most common answer; 0 without answers."""
   answers = collections.Counter(score.answer for score in group if score.answer)
   if not answers:
     return 0.0

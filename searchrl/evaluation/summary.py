@@ -54,7 +54,11 @@ def finish(folder: pathlib.Path, title: str) -> None:
 
 
 def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
-  """Returns panels of a run's metrics, with greedy exact match if evaluated."""
+  """Returns the series of a run's figure, by title: values at training steps.
+
+  `lines` are those of metrics.jsonl. Greedy exact match is included if it was
+  also evaluated during training; the response length is then left out.
+  """
   trained = [line for line in lines if _REWARD in line]
   steps = [line[alerts.STEP] for line in trained]
   series: dict[str, figures.Series] = {
@@ -68,7 +72,11 @@ def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
 
 
 def _greedy(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Line]:
-  """Returns greedy exact match, of the first set by hops or of all sets."""
+  """Returns the lines of greedy exact match over training steps, by label.
+
+  There is a line for each hop count of the first set, or for each set if none
+  has several hop counts; at most four.
+  """
   pattern = re.compile(r'val/(.+)/em/greedy')
   names = [match[1] for match in map(pattern.fullmatch, dict.fromkeys(
       key for line in lines for key in line))
@@ -86,7 +94,10 @@ def _greedy(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Line]:
 
 
 def table(folder: pathlib.Path) -> str:
-  """Returns a run's tables, before and after training, and its file paths."""
+  """Returns the text of a run's summary: tables of scores, and paths of files.
+
+  The scores are those before and after training.
+  """
   text = scores(folder / 'evaluation', 'after') or (
       'No evaluation set: give --config.data.evaluate.')
   return (f'{text}\n\ncurve    {folder / "curve.png"}\n'
@@ -95,7 +106,7 @@ def table(folder: pathlib.Path) -> str:
 
 
 def scores(folder: pathlib.Path, name: str) -> str:
-  """Returns the tables of an evaluation.
+  """Returns the text tables of an evaluation: scores and searches by hop count.
 
   The evaluation after training is shown beside the one before training.
 
@@ -127,7 +138,11 @@ def scores(folder: pathlib.Path, name: str) -> str:
 
 def _by_hops(title: str, before: _Cells, after: _Cells,
              show: Callable[[_Cell], str]) -> str:
-  """Returns a table of cases (rows) by hop counts (columns), with totals."""
+  """Returns a text table with a row per case and a column per hop count.
+
+  A case is a set with an engine and a way of decoding. `show` makes the text of
+  a cell. Where `before` has the same cell, it is shown first: "old→new".
+  """
   hops = sorted({hops for row in after.values() for hops in row},
                 key=lambda hops: (hops == evaluator.ALL, hops))
   names = {h: evaluator.ALL if h == evaluator.ALL else f'{h}-hop' for h in hops}
@@ -161,7 +176,10 @@ def _legend(cells: _Cells) -> str:
 
 
 def _cells(file: pathlib.Path) -> _Cells:
-  """Returns the cells of an evaluation; {} if it does not exist."""
+  """Returns the scores in an evaluation's table file, by case and hop count.
+
+  The result is {} if there is no such file.
+  """
   cells: _Cells = collections.defaultdict(dict)
   for row in json.loads(file.read_text()) if file.exists() else ():
     cells[row['set'], row['engine'], row['decoding']][row['hops']] = _Cell(

@@ -76,7 +76,11 @@ class Experiment:
 
 
 def build(config, folder: pathlib.Path) -> Experiment:
-  """Builds and checks everything, before any compilation.
+  """Builds the Experiment of a config, and checks both before any compilation.
+
+  Args:
+    config: Config of a training run.
+    folder: Directory of the run.
 
   Raises:
     ValueError, FileNotFoundError: The config cannot be run.
@@ -214,9 +218,10 @@ def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
 
 
 def evaluation_judge(config) -> scoring.Scorer | None:
-  """Returns the judge that grades answers in evaluations, if there is one.
+  """Returns the judge that grades answers in evaluations; None: there is none.
 
-  It is that of config.evaluate.judge.
+  A judge is a reward function, or a language model behind one, that says if an
+  answer is right. config.evaluate.judge names it.
 
   Raises:
     ValueError: There is no such judge, or it plays rollouts of its own.
@@ -270,7 +275,7 @@ def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
 
 
 def rounds(rollout: Any) -> collect.Rounds:
-  """Returns the options of config.rollout for sampling questions."""
+  """Returns the settings in config.rollout by which a batch is sampled."""
   return collect.Rounds(
       rollout.questions_per_step, rollout.group_size, rollout.max_rounds,
       rollout.stop_when_full, rollout.temperature,
@@ -375,9 +380,15 @@ def supervised_learner(config, shape, mesh, attention_options, *, rows: int,
 
 
 def tested_attention(config, shape, mesh) -> str:
-  """Returns the name of the attention for whole rows, after its test.
+  """Returns the name of the attention implementation that training uses.
 
-  The first process runs the test.
+  It is config.model.attention, or one that is chosen for the device if that is
+  'auto'. The first process tests it; if the test fails, 'auto' takes a simpler
+  one.
+
+  Raises:
+    RuntimeError: The implementation that the config names fails its test.
+    ValueError: mesh.tensor does not suit the KV heads.
   """
   heads, ways = shape.num_key_value_heads, meshes.ways(mesh, 'attended')
   if meshes.ways(mesh, 'length') > 1:  # heads are repeated
@@ -404,7 +415,7 @@ def tested_attention(config, shape, mesh) -> str:
 
 
 def attend(config, name: str, mesh) -> dict[str, Any]:
-  """Returns the learner's arguments for the attention with a name."""
+  """Returns the learner's keyword arguments for an attention implementation."""
   return dict(attend=functools.partial(
       attention.causal, implementation=name,
       block=config.model.attention_block or None,
@@ -413,17 +424,17 @@ def attend(config, name: str, mesh) -> dict[str, Any]:
 
 
 def beside_job(config, name: str) -> dict[str, Any]:
-  """Returns the result of a function in the module of the config's job.
+  """Calls a function of the config beside the job's `run`; returns its result.
 
-  If the job's module has no such function, the result is {}. The module of a
-  job that trains several models has two functions of the config: `trainings`
-  returns the config of each training by its name, and `examples` the text of a
-  first message by the name of the training. A job whose phases need different
-  memory has `phases`, which returns the config of each.
+  The result is {} if the job's module has no such function. The module of a job
+  that trains several models has two such functions: `trainings` returns the
+  config of each training by its name, and `examples` the text of a first
+  message by the name of the training. A job whose phases need different memory
+  has `phases`, which returns the config of each.
 
   Args:
-    config: Config, perhaps with a job.
-    name: Name of the function.
+    config: Config, whose field `job` may name a function 'module:run'.
+    name: Name of the function to call in that module.
 
   Raises:
     ValueError: config.job names no function.

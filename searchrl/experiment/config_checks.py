@@ -76,7 +76,7 @@ def _check_optimizer(path: str, group: Mapping[str, Any], updates: int) -> None:
 
 
 def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
-  """Raises a ValueError if an engine may answer after the search's timeout."""
+  """Raises a ValueError if an engine may need longer than a search may take."""
   secs = spec.deadline_secs(rollout.max_num_seqs)
   if secs >= rollout.search_timeout_secs:
     raise ValueError(
@@ -89,7 +89,11 @@ def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
 
 
 def _check_joint(spec: engines.Spec, rollout: Any) -> None:
-  """Raises a ValueError if processes cannot search an index together."""
+  """Raises a ValueError for a bad setup of an index that processes share.
+
+  The rows of such an index (backend='mesh') are on the devices of all
+  processes, which therefore have to search at the same time.
+  """
   if not spec.is_joint:
     return
   _refuse(
@@ -124,9 +128,10 @@ def check_questions(config) -> None:
 
 
 def check_worlds(config) -> None:
-  """Raises a ValueError if questions ask for common knowledge without it.
+  """Raises a ValueError if questions need facts that generated worlds lack.
 
-  Common knowledge is a part of a generated world; see `world.facts`.
+  These facts are the common knowledge, which a generated world has only if
+  world.common is True.
   """
   data = config.data
   judged = data.get('evaluate', '')
@@ -231,7 +236,10 @@ def check_dtype(config, mesh) -> None:
 
 
 def _check_staleness(staleness: int, algorithm: algorithms.Algorithm) -> None:
-  """Raises a ValueError if rollouts cannot be asynchronous."""
+  """Raises a ValueError if an algorithm cannot train on stale samples.
+
+  These are samples of an earlier policy, which need an importance ratio.
+  """
   _refuse(
       (staleness and algorithm.one_update,
        'train.max_staleness must be 0 for an algorithm without an importance '
@@ -240,15 +248,16 @@ def _check_staleness(staleness: int, algorithm: algorithms.Algorithm) -> None:
 
 
 def check_processes_ahead(config, count: int, together: bool) -> None:
-  """Raises a ValueError if several processes cannot sample ahead of training.
+  """Raises a ValueError if this setup cannot sample ahead of training.
 
-  A thread samples then, and may start no programs that span processes: their
-  order could differ between processes.
+  If train.max_staleness is above 0, a thread samples while another trains. It
+  may start no programs that span processes, because their order could differ
+  between processes.
 
   Args:
     config: Config of a run.
     count: Number of processes.
-    together: Whether a copy of the sampler's weights spans processes.
+    together: Whether the sampler's weights are split over several processes.
   """
   staleness = config.train.max_staleness
   spec = searches.spec(config.search)
@@ -265,7 +274,10 @@ def check_processes_ahead(config, count: int, together: bool) -> None:
 
 
 def _check_rollout_devices(train: Any, tensor: int) -> None:
-  """Raises a ValueError if no devices can sample while others train."""
+  """Raises a ValueError if train.rollout_devices does not suit the config.
+
+  It is the number of devices of a process that sample while the others train.
+  """
   count = train.rollout_devices
   _refuse(
       (count % tensor,
@@ -296,7 +308,8 @@ def check_supervised(config) -> None:
 
 
 def truncation_of(rollout: Any) -> sampling.Truncation:
-  """Returns a config's truncation of sampling: top_k, top_p and min_p."""
+  """Returns the truncation of sampling in config.rollout: top_k, top_p, min_p.
+  """
   return sampling.Truncation(rollout.top_k, rollout.top_p, rollout.min_p)
 
 

@@ -36,8 +36,8 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
     sampler: Sampler of the model.
     sets: Sets of questions.
     search: Description of the searched data; see `search.describe`.
-    run: Run whose checkpoint is evaluated, as in `policy.parse_run`. '': the
-      model of the config.
+    run: Run whose checkpoint is evaluated, such as 'runs/dspo' or
+      'runs/dspo@20' with a step. '': the model of the config.
   """
   dialogue = sampler.dialogue
   return {
@@ -64,7 +64,11 @@ def questions(sets: Sequence[datasets.Dataset]) -> dict[str, str]:
 
 
 def _model(config: Any, run: str) -> dict[str, Any]:
-  """Returns the digest of a checkpoint's seal or of a model's weights."""
+  """Returns a description of the evaluated model, with a digest of it.
+
+  For a run, the digest is that of the checkpoint's file of checksums; without a
+  run, it is that of the weight files of config.model.path.
+  """
   if run:
     folder, step = policy.parse_run(run)
     step = policy.kept_step(folder, step, 'evaluate.run')

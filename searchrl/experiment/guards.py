@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guards: on an alert, a run warns, skips an update, rolls back or stops.
 
-`config.guards` gives each rule of `runtime.alerts` a limit and an action. An
-alert is printed once, when it begins. `skip` omits the update of the step.
-`rollback` returns to an earlier checkpoint and continues with other questions.
+A step raises an alert if one of its metrics breaks a rule of `runtime.alerts`.
+`config.guards` gives each rule a limit and an action. An alert is printed once,
+when it begins. `skip` omits the update of the step. `rollback` returns to an
+earlier checkpoint and continues with other questions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ class Verdict:
 
 
 class Guards:
-  """A monitor of the steps of a run.
+  """A monitor that raises alerts on a run's steps and decides what follows.
 
   Args:
     options: Options of config.guards.
@@ -62,7 +63,10 @@ class Guards:
     self.forget()
 
   def forget(self) -> None:
-    """Reads the metrics file again, from which steps may have been removed."""
+    """Replaces the remembered metrics by those that the run's file has now.
+
+    After a rollback, the file has no metrics of the steps that were undone.
+    """
     file = self._folder / metrics.FILE
     self._lines = [line for line in (
         metrics.read(file) if processes.is_first() and file.exists() else ())
@@ -108,10 +112,11 @@ class Guards:
     return verdict
 
   def remember_collapse(self, progress: Progress, verdict: Verdict) -> Progress:
-    """Returns the progress, in which the checkpoint before a collapse is noted.
+    """Returns the progress, with the last checkpoint before a collapse.
 
-    This is done at the first alert of a rule that notices a collapse late. The
-    checkpoint is the newest trusted one.
+    Some rules notice a collapse of the policy only some steps later. At the
+    first alert of such a rule, the step of the newest checkpoint that is old
+    enough to be trusted is put into `before_collapse`.
     """
     if not verdict.is_late or progress.collapsing:
       return dataclasses.replace(progress, collapsing=verdict.is_late)
@@ -120,7 +125,12 @@ class Guards:
             'before', lambda: self.before(progress.step, verdict)))
 
   def before(self, step: int, verdict: Verdict) -> int | None:
-    """Returns the newest checkpoint that is trusted after a verdict."""
+    """Returns the step of the newest checkpoint that can be trusted.
+
+    It is older than `step`. If the verdict says that the failure may have begun
+    earlier, it is older by `guards.trusted_steps` more. If no checkpoint is old
+    enough, it is the oldest one; None: there are no checkpoints.
+    """
     steps = checkpoint.steps(self._folder / 'checkpoints')
     last = step - 1 - self._options.trusted_steps * verdict.is_late
     return max((step for step in steps if step <= last),

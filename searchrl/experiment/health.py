@@ -27,9 +27,10 @@ Validate = Callable[[Any, int], float | None]  # state, step -> a score
 
 
 class Health:
-  """A monitor of a run's steps, which tells the loop what to do.
+  """A monitor of a run's steps, which the RL loop calls around each step.
 
-  Its `guards` decide about alerts.
+  It stops a run that learns nothing, runs validations, and carries rollbacks
+  out. Its `guards` decide about alerts.
 
   Args:
     config: Config whose `train`, `guards` and `evaluate` are read.
@@ -48,13 +49,20 @@ class Health:
     self.guards = guards.Guards(config.guards, folder)
 
   def begin_step(self, progress: Progress) -> None:
-    """Raises a ValueError after too many silent steps."""
+    """Notifies the watchdog that a step begins.
+
+    Raises:
+      ValueError: The last `train.stop_after` steps were silent.
+    """
     check_not_silent(progress, self._config.train)
     self._heartbeat.beat(f'step {progress.step + 1}')
 
   def count_silent(self, algorithm: algorithms.Algorithm, progress: Progress,
                    values: Mapping[str, float]) -> Progress:
-    """Counts consecutive silent steps, and warns of them."""
+    """Returns the progress with the number of latest silent steps in a row.
+
+    Every `train.warn_after` silent steps, it prints a warning.
+    """
     if algorithm.min_group_size > 1:
       silent = values['data/frac_group_mixed'] == 0
     else:  # the algorithm has no group baseline
@@ -81,7 +89,10 @@ class Health:
     return dataclasses.replace(progress, best=(step, score))
 
   def roll_back(self, progress: Progress, verdict: guards.Verdict) -> None:
-    """Rolls the run back to a checkpoint, which `loop.restore` then finds."""
+    """Records a rollback and deletes the checkpoints after the trusted one.
+
+    The caller then restores the newest checkpoint that is left.
+    """
     step = processes.on_first(
         'to', lambda: self.guards.before(progress.step, verdict))
     processes.say(f'Step {progress.step} is rolled back to the checkpoint of '

@@ -49,12 +49,14 @@ Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A source of the groups of each step.
+  """A source of sampled trajectories, in groups, for each step.
 
   Attributes:
-    take: Function that returns the groups of a step.
-    settled: Function that returns the progress to save in a checkpoint.
-    restart: Function that drops the rollouts that are in flight.
+    take: Function that returns the data of the next step, given the policy's
+      params and the progress. A group is the samples of one question.
+    settled: Function that returns the progress to save in a checkpoint. It
+      includes rollouts of later steps that are sampled already.
+    restart: Function that drops these rollouts, after a rollback.
   """
 
   take: Take
@@ -201,17 +203,21 @@ def step(experiment: Experiment, config, take: Take, state: Any,
          progress: Progress, timer: progress_lib.Timer,
          skips: Callable[[dict[str, float]], bool] = lambda values: False
         ) -> StepResult:
-  """Takes one step of RL: samples, filters, collates, scores and updates.
+  """Takes one step of RL: samples trajectories, and updates the policy on them.
 
   Args:
     experiment: Experiment that the config builds.
     config: Config whose `rollout` is read.
-    take: Function that samples.
-    state: State of the learner; it is donated.
+    take: Function that samples the step's groups, already scored and filtered.
+    state: State of the learner before the step; its memory is reused.
     progress: Progress of the run.
     timer: Timer of the phases.
     skips: Function from the metrics of the rollouts to True if the update must
       be omitted.
+
+  Returns:
+    The state and progress after the step, metrics, all sampled trajectories,
+    and the data of the update. If it was omitted, the state is the given one.
   """
   learner = experiment.learner
   with timer('gen'):
@@ -243,7 +249,11 @@ def step(experiment: Experiment, config, take: Take, state: Any,
 
 
 def _staleness(config, collected: Collected, step: int) -> dict[str, float]:
-  """Returns how many steps old the policies of a step's samples are."""
+  """Returns metrics of the age of a step's samples: its mean and maximum.
+
+  The age is the number of steps since the policy that sampled them. Without
+  asynchronous rollouts or samples, the result is {}.
+  """
   ages = [step - trajectory.policy_step
           for group in collected.groups for trajectory in group]
   if not config.train.max_staleness or not ages:
@@ -254,9 +264,10 @@ def _staleness(config, collected: Collected, step: int) -> dict[str, float]:
 
 def rollouts(experiment: Experiment, config
             ) -> contextlib.AbstractContextManager[Source]:
-  """Returns the source of a step's groups.
+  """Returns a context manager of the source of each step's trajectories.
 
-  It samples either before each step, or in a thread beside the training.
+  If train.max_staleness is 0, the source samples when a step asks for its data.
+  Otherwise a thread samples later steps during the training.
   """
   sampler = experiment.sampler
   collected = functools.partial(
@@ -280,7 +291,10 @@ def _open(source: asynchronous.AsyncRollouts):
 
 def _alone(source: Source, validate: Callable[[Any, int], float | None]
           ) -> Callable[[Any, int], float | None]:
-  """Returns `validate`, which then waits until a thread has left the engine."""
+  """Returns a `validate` that first waits for all asynchronous rollouts.
+
+  A validation samples in the same engine, which no thread may use meanwhile.
+  """
   def wait_and_validate(state: Any, step: int) -> float | None:
     source.settled(Progress())
     return validate(state, step)
@@ -290,7 +304,10 @@ def _alone(source: Source, validate: Callable[[Any, int], float | None]
 
 def with_lr_scale(experiment: Experiment, config, progress: Progress
                  ) -> Experiment:
-  """Returns the experiment with the learning rate after its rollbacks."""
+  """Returns the experiment, with learning rates lowered for past rollbacks.
+
+  Each rollback multiplies them by `guards.rollback_rate`.
+  """
   scale = config.guards.rollback_rate ** progress.rollbacks
   return dataclasses.replace(
       experiment, learner=experiment.learner.with_lr_scale(scale))

@@ -53,7 +53,7 @@ _PROCESS = 0.9 * GIB
 
 
 def make(config) -> Plan:
-  """Makes the plan of a config that trains a policy or samples from one."""
+  """Returns the memory plan of a config that trains or samples a policy."""
   if 'learner' not in config and 'rollout' not in config or (
       'model' not in config):
     raise ValueError(
@@ -133,7 +133,7 @@ def chosen(config) -> Any:
 
 
 def _follows(config, name: str) -> bool:
-  """Returns whether the memory chooses a field of the rollouts."""
+  """Returns whether `chosen` may set a field of the rollouts by the memory."""
   return bool({'learner', 'rejection'} & {*config}) and (
       name in dict(rules.unset(config))) and (
           not model_folders.is_tiny(config.model.path)) and (
@@ -141,7 +141,7 @@ def _follows(config, name: str) -> bool:
 
 
 def _tensor(config) -> int:
-  """Returns the rollout.tensor that `chosen` sets."""
+  """Returns the number of devices per copy of the rollouts' weights to use."""
   trial, ways, size = _trial(config)
   _take_least(trial, ways)
   given = 0 if _follows(config, 'rollout.max_num_seqs') else (
@@ -160,7 +160,7 @@ def _tensor(config) -> int:
 
 
 def _slots(config) -> int:
-  """Returns the number of slots that `chosen` sets, over all copies."""
+  """Returns the number of trajectories to sample at a time, over all copies."""
   trial, ways, size = _trial(config)
   _take_least(trial, ways)
   copies = max(size // config.rollout.tensor, 1)
@@ -175,7 +175,7 @@ def _slots(config) -> int:
 
 
 def _in_time(config, each: int, copies: int) -> int:
-  """Returns the slots of a copy, halved until a search of all ends in time."""
+  """Returns the slots of a copy, halved until searches of all end in time."""
   search = searches.spec(config.search)
   while each > 1 and (search.deadline_secs(each * copies)
                       >= config.rollout.search_timeout_secs):
@@ -191,7 +191,7 @@ def _take_least(trial, ways: int) -> None:
 
 
 def _remat(config) -> tuple[str, int]:
-  """Returns the remat and the rows of a micro-batch that `chosen` sets."""
+  """Returns the fastest remat and rows per micro-batch that fit the memory."""
   trial, ways, _ = _trial(config)
   documents = documents_of(config) // config.learner.get('minibatches', 1)
   for remat, each in itertools.product(_REMATS, (2, 1)):
@@ -207,8 +207,8 @@ def _remat(config) -> tuple[str, int]:
 def _trial(config) -> tuple[Any, int, int]:
   """Returns a copy of the config for trials, and two numbers.
 
-  They are the number of ways in which rows are split, and of devices that
-  sample.
+  They are the number of parts into which the mesh splits a batch's rows, and
+  the number of devices that sample, over all processes.
   """
   trial = copy.deepcopy(config)
   trial.unlock()
@@ -224,9 +224,9 @@ def _rollout_devices(config) -> int:
 
 
 def _samplers(config, mesh, kind) -> tuple[int, int]:
-  """Returns how many devices of a process sample, and the processes.
+  """Returns the number of devices per process that sample, and of processes.
 
-  The mesh is that of the devices that train.
+  `mesh` has the devices that train.
   """
   apart = _rollout_devices(config)
   return apart or min(kind.a_process, mesh.size), max(
@@ -241,10 +241,10 @@ def _has_room(plan: Plan) -> bool:
 def _rollouts(config, shape, mesh, kind
              ) -> tuple[Engine, tuple[Engine, ...], dict[str, float],
                         dict[str, float]]:
-  """Returns the engine, all possible engines, and two kinds of bytes.
+  """Returns the costs of rollouts, with the bytes that devices hold for them.
 
-  They are the bytes, by content, of devices that sample, and those of all
-  devices.
+  They are the config's Engine, all possible ones, the bytes by content of
+  devices that sample, and those of all devices.
   """
   if 'rollout' not in config:
     return rollout_memory.NONE, (), {}, {}

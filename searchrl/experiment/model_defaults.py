@@ -121,8 +121,17 @@ def unset_of_tuning(config, folder: pathlib.Path, path: str
                    ) -> dict[str, rules.Field]:
   """Returns the unset fields of configs/sft.py that depend on model and data.
 
-  For the tiny bases there are none. For a run that was started before there
-  are none either: its fields get the recorded values.
+  These are the row length and the learning rate. There are none for the tiny
+  bases. If the run was started before, there are none either, because its
+  recorded values are set here.
+
+  Args:
+    config: Config of configs/sft.py.
+    folder: Directory of the run.
+    path: Path of the model's directory.
+
+  Returns:
+    The fields by their dotted names, for `follow_in_tuning`.
   """
   past = policy.recorded(folder)
   unset = {name: field for name, field in rules.unset(config)
@@ -135,7 +144,14 @@ def unset_of_tuning(config, folder: pathlib.Path, path: str
 def follow_in_tuning(unset: dict[str, rules.Field], config,
                      shape: transformer.TransformerConfig, longest: int
                     ) -> None:
-  """Sets fields of configs/sft.py by the model and longest conversation."""
+  """Sets the row length and learning rate of configs/sft.py if they are unset.
+
+  Args:
+    unset: Fields to set, from `unset_of_tuning`.
+    config: Config of configs/sft.py.
+    shape: Shape of the model, from whose size a learning rate is chosen.
+    longest: Number of tokens of the longest conversation in the data.
+  """
   if not unset:
     return
   most = _MOST_ON_CPU if jax.default_backend() == 'cpu' else _MOST
@@ -258,12 +274,15 @@ def _chosen(config, path: str, names: list[str], devices: str, trains: bool
 
 
 def _rate(model: Any) -> float:
-  """Returns the learning rate; for adapters it is that of the tiny bases."""
+  """Returns a learning rate: 2e-4 for LoRA adapters, 1e-5 for all weights."""
   return 2e-4 if model.lora.rank else 1e-5
 
 
 def _machine(config, devices: str) -> tuple[bool, int]:
-  """Returns whether the devices are CPUs, and the number of weights' copies."""
+  """Returns whether the devices are CPUs, and the number of rollout copies.
+
+  A copy of the model's weights is shared by rollout.tensor devices.
+  """
   if devices:
     on_cpu, (kind, count) = False, devices_lib.parse(devices)
     processes = max(count // kind.a_process, 1)
@@ -351,7 +370,15 @@ def sample(file: str, count: int) -> Iterator[Passage]:
 
 def _longest_conversation(get: Callable[[str], Any],
                           dialogue: dialogues.Dialogue, tokenizer: Any) -> int:
-  """Returns the number of tokens of a conversation that uses its budgets."""
+  """Returns the number of tokens of a conversation that uses all its budgets.
+
+  It is rounded up to a multiple of 64.
+
+  Args:
+    get: Function from the dotted name of a config field to its value.
+    dialogue: Dialogue, whose text around passages is counted, too.
+    tokenizer: Tokenizer of the model.
+  """
   turns, top_k, new, passage, prompt = (get(name) for name in SAMPLING[:5])
   frame = len(dialogues.observation(
       dialogue, [()], tokenizer, passage_tokens=passage).tokens)
@@ -360,7 +387,7 @@ def _longest_conversation(get: Callable[[str], Any],
 
 
 def _most_written(get: Callable[[str], Any]) -> int:
-  """Returns the maximum number of tokens that the policy writes."""
+  """Returns the most tokens that the policy can write in all of its turns."""
   return min(get(_BUDGETS + 'max_turns') * get(_BUDGETS + 'max_new_tokens'),
              get('rollout.max_length'))
 

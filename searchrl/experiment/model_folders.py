@@ -51,7 +51,14 @@ class ModelFolder:
   dialogue: dialogues.Dialogue
 
   def check(self, budgets: driver.Budgets, length: int) -> None:
-    """Raises a ValueError unless a conversation fits the model's context."""
+    """Raises a ValueError unless conversations with these limits are possible.
+
+    The dialogue must be able to ask for a summary if the budgets need one.
+
+    Args:
+      budgets: Limits of a conversation's parts.
+      length: Maximum number of tokens of a conversation.
+    """
     budgets.check(length)
     if budgets.when_full == 'summarise' and not self.dialogue.summary_request:
       raise ValueError(
@@ -67,7 +74,11 @@ class ModelFolder:
           'Lower it.')
 
   def admit(self, budgets: driver.Budgets) -> questions_lib.Admit:
-    """Returns a function that raises a ValueError if a question is too long."""
+    """Returns a function that raises a ValueError if a question is too long.
+
+    Its arguments are a question, and the place where it is from, for the error.
+    A question is too long if its prompt exceeds `budgets.max_prompt_tokens`.
+    """
     limit = budgets.max_prompt_tokens
     bare = len(dialogues.opening(self.dialogue, '', self.tokenizer))
 
@@ -94,10 +105,12 @@ def read(path: str, dialogue: str, tools: Sequence[Tool] = (dialogues.SEARCH,),
     dialogue: Name, as 'module:function', of a function that makes a Dialogue
       for a Tokenizer. '': the result of `default_dialogue`.
     tools: Tools that the dialogue lists.
-    matmul_dtype: As in `parts`.
+    matmul_dtype: Dtype of the operands of matrix products. 'auto': the fastest
+      one of the first process. '': that of the activations.
 
   Raises:
-    FileNotFoundError, ValueError: The reasons of `parts` and `load_dialogue`.
+    FileNotFoundError, ValueError: The directory is incomplete, model and
+      tokenizer do not match, or the dialogue does not suit them.
   """
   path, shape, tokenizer = parts(path, matmul_dtype)
   return ModelFolder(path, shape, tokenizer, load_dialogue(
@@ -189,7 +202,11 @@ def parts(path: str, matmul_dtype: str = '') -> tuple[
 
 
 def product_dtype(name: str) -> str:
-  """Returns model.matmul_dtype, of which 'auto' means the fastest one here."""
+  """Returns the dtype of the operands of matrix products, with 'auto' resolved.
+
+  For 'auto' it is the fastest dtype on the first process. Any other name is
+  returned unchanged.
+  """
   if name == 'auto':
     return processes.on_first('matmul_dtype', products.fastest)
   return name

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The totals of a memory plan: peaks, and whether they fit."""
+"""The totals of a memory plan: the most bytes at any time, and if they fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Update(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Bytes per device, for each kind of content.
+  """The memory plan of a config: bytes per device, for each kind of content.
 
   If some devices sample while others train, `sampling` is what the former hold
   all the time, and `holds` is what the latter hold.
@@ -47,12 +47,18 @@ class Plan:
 
   @property
   def peak(self) -> float:
-    """Largest number of bytes at any time, with the config's engine."""
+    """Largest number of bytes on any device at any time.
+
+    Rollouts use the config's engine.
+    """
     return max(self.training_peak, self.peak_with(self.engine))
 
   @property
   def training_peak(self) -> float:
-    """The same for devices that only train; 0 if there are none."""
+    """Largest number of bytes at any time on a device that only trains.
+
+    It is 0 if there are no such devices.
+    """
     if self.sampling is None:
       return 0
     update = self.update
@@ -60,9 +66,9 @@ class Plan:
         update.saving + update.bytes + update.workspace, self.engine.weights)
 
   def peak_with(self, engine: Engine) -> float:
-    """Returns the largest number of bytes if rollouts used this engine.
+    """Returns the largest number of bytes at any time on a device that samples.
 
-    If some devices only sample, it is theirs.
+    It is the number if rollouts used `engine`.
     """
     chosen, update = self.engine, self.update
     change = engine.cache - chosen.cache + engine.frozen - chosen.frozen
@@ -84,9 +90,9 @@ class Plan:
 
   @property
   def fastest(self) -> Engine | None:
-    """Engine with the shortest time among those that fit.
+    """Engine with the shortest time per token among those that fit.
 
-    It is None if the device's rates are unknown.
+    It is None if no engine fits, or if the device's rates are unknown.
     """
     fitting = [engine for engine in self.engines if self.has_room_for(engine)]
     return min(fitting, key=lambda engine: engine.secs(self.kind),

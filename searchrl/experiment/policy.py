@@ -70,7 +70,8 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
       then keeps `engines.ONE_KIND` slots, or all if it has fewer.
     folder: Model directory of the config, if it has been read.
     onto: Mesh of this process's devices that sample, if they are others.
-    weightless: Whether params are structs, as in `load`.
+    weightless: Whether the weights are left unread. The params are then
+      structs with shapes and shardings.
   """
   options = config.rollout
   slots, cache_tokens = options.max_num_seqs, options.cache_tokens
@@ -219,7 +220,7 @@ def load(
 
 
 def say_products(shape: transformer.TransformerConfig) -> None:
-  """Says so if the operands of products are rounded."""
+  """Prints a message if the operands of matrix products are rounded."""
   if shape.matmul_dtype:
     processes.say('The operands of matrix products are rounded to '
                   f'{shape.matmul_dtype} (model.matmul_dtype).')
@@ -227,7 +228,10 @@ def say_products(shape: transformer.TransformerConfig) -> None:
 
 def tested_attention(name: str, shape: transformer.TransformerConfig,
                      mesh: Mesh, *, dtype: str, tensor: int) -> str:
-  """Returns the engine's attention by name; the first process tests it."""
+  """Returns the name of the attention implementation that rollouts use.
+
+  The first process tests it. `name` may be 'auto': one is chosen by device.
+  """
   with progress.phase('Testing the attention of rollouts'):
     name, note = processes.on_first('attention of rollouts', lambda: (
         layouts.resolve(name, platform=mesh.devices.flat[0].platform,
@@ -239,7 +243,10 @@ def tested_attention(name: str, shape: transformer.TransformerConfig,
 
 def second(path: str, *, field: str, mesh: Mesh, dialogue: str, slots: int,
            **options: Any) -> tuple[Sampler, transformer.Params]:
-  """Loads a second model beside the policy onto each device, as `load` does.
+  """Loads a second model beside the policy; returns its Sampler and params.
+
+  Each device samples with a whole copy of the model unless `options` has
+  another `tensor`.
 
   Args:
     path: Path of the second model. '': the tiny base model.
@@ -279,11 +286,11 @@ def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,
 
   Args:
     config: Config of `ask`, of a server or of an evaluation.
-    run: Directory of the run, as in `parse_run`. '': the config's model.
-    limit: Maximum number of concurrent trajectories, as in `build`.
-    alike: Whether results must be equal with and without the limit, as in
-      `build`.
-    folder: Model directory of the config, as in `build`.
+    run: Directory of the run, perhaps with a step: 'runs/dspo@20'. '': the
+      config's model is loaded.
+    limit: Maximum number of concurrent trajectories. None: no limit.
+    alike: Whether results must be equal bit by bit with and without the limit.
+    folder: Model directory of the config, if it has been read.
 
   Raises:
     ValueError, FileNotFoundError: Any of the reasons of `build` and

@@ -41,7 +41,11 @@ def note(folder: pathlib.Path, progress: Progress, to: int, why: str) -> None:
 
 
 def finish(folder: pathlib.Path) -> None:
-  """Deletes later checkpoints, if a kill interrupted the last rollback."""
+  """Deletes the checkpoints that the last rollback undid, if any are left.
+
+  Some are left if a kill interrupted the rollback. Checkpoints that the run
+  wrote after the rollback stay.
+  """
   path = folder / 'checkpoints'
   for last in read(folder)[-1:]:
     for step in checkpoint.steps(path):
@@ -50,9 +54,15 @@ def finish(folder: pathlib.Path) -> None:
 
 
 def applied(folder: pathlib.Path, progress: Progress) -> Progress:
-  """Returns a restored progress, changed if the last rollback led to it.
+  """Returns the progress with which a run continues after it is restored.
 
-  It then continues with the questions that came next when the run failed.
+  If the last rollback led to this checkpoint, the rollback is counted, and the
+  next questions are those that came next when the run failed. Else the progress
+  is unchanged.
+
+  Args:
+    folder: Directory of the run.
+    progress: Progress in the checkpoint.
   """
   for last in read(folder)[-1:]:
     if last['to'] == progress.step and progress.rollbacks < last['rollback']:
@@ -63,7 +73,11 @@ def applied(folder: pathlib.Path, progress: Progress) -> Progress:
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the rollbacks of a run, with number, at, to, position and why."""
+  """Returns the records of a run's rollbacks, the oldest first.
+
+  A record has the keys rollback (its number, from 1), at (step of the failure),
+  to (step of the checkpoint), position (of the questions) and why.
+  """
   file = folder / FILE
   return [json.loads(line) for line in file.read_text().splitlines()
           ] if file.exists() else []

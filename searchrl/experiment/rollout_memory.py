@@ -54,12 +54,20 @@ NONE = Engine(1, 0, 0, 0, 0, 0, 0, 0)
 
 def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
              ) -> Engine:
-  """Returns the estimated costs of rollouts with `tensor` devices per copy.
+  """Returns the estimated memory and time of rollouts, per device.
 
   Weights are held during rollouts only. If rollouts run in a thread, the
   weights in use and the next weights are held all the time. A decode has three
   arrays of the size of the logits. A prefill has the activations of a layer.
   Weight sync on GPUs has another layout of the vocabulary's matrices.
+
+  Args:
+    config: Config with a field `rollout`.
+    shape: Shape of the model.
+    kind: Kind of the devices.
+    a_process: Number of devices per process that sample.
+    processes: Number of processes.
+    tensor: Number of devices that share one copy of the weights.
   """
   here = meshes.abstract(
       a_process, data=-1, tensor=tensor,
@@ -98,9 +106,10 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
 
 
 def _rounded_kernels(mesh, shape) -> float:
-  """Returns the bytes of the kernels that an engine holds for its products.
+  """Returns the bytes of the rounded copies that an engine keeps of kernels.
 
-  They are those of `slots.rounded`. Without model.matmul_dtype there are none.
+  With model.matmul_dtype, it keeps the matrices of its products in that dtype.
+  Without it, the result is 0.
   """
   if not shape.matmul_dtype:
     return 0
@@ -111,7 +120,10 @@ def _rounded_kernels(mesh, shape) -> float:
 
 
 def bytes_on(mesh, tree: Any, axes: Any) -> float:
-  """Returns the bytes per device of arrays with logical axes on a mesh."""
+  """Returns the bytes per device of a tree of arrays that is spread on a mesh.
+
+  `axes` has the logical axes of each array, which decide how it is split.
+  """
   return meshes.bytes_of(jax.tree.map(
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype,
                                                sharding=sharding),

@@ -31,7 +31,7 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
 
   Args:
     config: Config of the job.
-    run: Directory of the run, as in `policy.parse_run`. '': none.
+    run: Directory of the run, perhaps with a step: 'runs/dspo@20'. '': none.
     field: Config field that names the run, for errors.
     folder: Directory of the job. If the job was started there before, it keeps
       the values of its first start. None: the job has no directory.

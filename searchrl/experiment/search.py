@@ -26,9 +26,17 @@ _load_encoder = embedder.cached_loader()  # compiled once a process
 
 def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
            load_model: Callable[..., Any] | None = None) -> SearchFn:
-  """Builds the engine of a field such as config.search, as `engines.make`.
+  """Builds the search engine that a field such as config.search describes.
 
-  Failures of a search are SearchErrors.
+  The engine raises no errors. The result of a failed query is a SearchError.
+
+  Args:
+    search: Field with the engine's name and options.
+    corpus: Passages that are searched; None if the engine needs none.
+    seed: Seed of the run.
+    steps: Number of steps of the run; 0 outside of training.
+    load_model: Function that loads a language model beside the policy, for
+      engines that need one.
 
   Raises:
     ValueError, FileNotFoundError: The engine cannot be built.
@@ -40,7 +48,10 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
 def named(name: str, options: Mapping[str, Any], corpus: Any, *, seed: int,
           steps: int = 0, load_model: Callable[..., Any] | None = None
          ) -> SearchFn:
-  """Builds an engine by its name and options, as `engine`."""
+  """Builds a search engine by its name and options.
+
+  The other arguments and the errors are those of `engine`.
+  """
   try:
     with progress.phase(f'Building the search engine {name}'):
       return engine_wrappers.with_typed_errors(registry.make(
@@ -60,9 +71,10 @@ def spec(search: Any, field: str = 'search') -> registry.Spec:
 
 
 def of_evaluation(config: Any) -> dict[str, Any]:
-  """Returns the engines of an evaluation: {name in tables: config.search}.
+  """Returns the search fields of an evaluation's engines by their table names.
 
-  The default is the engine of training. evaluate.search names another one, and
+  Each is a field like config.search, with the engine's name and options. The
+  default is config.search itself. evaluate.search names another engine, and
   evaluate.engines names several.
   """
   search = config.evaluate.get('search')
@@ -75,7 +87,7 @@ def of_evaluation(config: Any) -> dict[str, Any]:
 
 
 def _through(search: Any, other: Any) -> Any:
-  """Returns config.search with another engine."""
+  """Returns a copy of config.search with the engine and options of `other`."""
   result = search.copy_and_resolve_references()
   with result.unlocked():
     result.engine, result.options = other.engine, other.options

@@ -1,6 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A frozen solver that plays for a reward, in the engine of the policy."""
+"""The solver: a frozen model whose answers a reward needs.
+
+It answers questions in the engine of the policy, between the policy's rollouts.
+"""
 
 from collections.abc import Sequence
 import dataclasses
@@ -25,12 +28,12 @@ _OURS = ('searchrl.agent.dialogue:laptop and :laptop_read, '
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
-  """A `rewards.Play` that returns trajectories for questions and attempts.
+  """A function that lets a frozen model attempt questions some times each.
 
-  All processes play the attempts, in the slots of the policy, between its
-  rollouts. An attempt depends on the question's uid and the attempt's number,
-  but not on the step. A question that is too long for the prompt's budget is
-  not played. Its attempts have no turns and no answer.
+  All processes take part, and use the policy's engine between its rollouts. The
+  randomness of an attempt depends on the question's uid and the attempt's
+  number, but not on the step. A question that is too long for the prompt's
+  budget is not asked. Its attempts have no turns and no answer.
   """
 
   sampler: Sampler
@@ -40,7 +43,7 @@ class Solver:
 
   def __call__(self, questions: Sequence[Question], attempts: int
               ) -> list[list[Trajectory]]:
-    """Returns the trajectories of all attempts, for each question."""
+    """Returns a list of `attempts` trajectories for each question."""
     fits = [*map(self.fits, questions)]
     played = iter(self.sampler.rollout(
         self.weights, [Request(question, attempt, number)
@@ -53,7 +56,7 @@ class Solver:
             for question, fit in zip(questions, fits)]
 
   def fits(self, question: Question) -> bool:
-    """Returns whether a question is short enough to be asked."""
+    """Returns whether the prompt of a question is within the solver's limit."""
     return len(dialogues.opening(
         self.sampler.dialogue, question.text, self.sampler.tokenizer)) <= (
             self.sampler.budgets.max_prompt_tokens)
@@ -115,7 +118,11 @@ def load(options: Any, sampler: Sampler, params: transformer.Params,
 
 def _params(options: Any, params: transformer.Params, sampler: Sampler,
             mesh: Mesh) -> transformer.Params:
-  """Loads params from a run's newest checkpoint, a model, or the policy."""
+  """Returns the solver's params, on the mesh.
+
+  They are those of the run `options.run`, of the model `options.path`, or, if
+  both are empty, the given params of the policy.
+  """
   if options.run:
     run, _ = policy.parse_run(options.run)
     policy.kept_step(run, None, 'solver.run')

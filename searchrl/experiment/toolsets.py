@@ -81,6 +81,10 @@ def binder(dialogue: dialogues.Dialogue, tokenizer: Any, *, result_tokens: int,
 
 def of_sampler(sampler: Sampler, seed: int
               ) -> Callable[[SearchFn, Any], SearchFn]:
-  """Returns the `binder` of a sampler's dialogue."""
+  """Returns a function that adds the tools of a sampler's dialogue to a search.
+
+  It takes a search engine and its corpus (or None). `seed` is the seed of
+  further search engines among the tools.
+  """
   return binder(sampler.dialogue, sampler.tokenizer, seed=seed,
                 result_tokens=sampler.budgets.result_tokens)

@@ -38,9 +38,11 @@ _SHARES = (0.5, 0.25, 0.25)  # share of each kind in the demonstrations
 
 
 def run(config, workdir: str) -> None:
-  """Writes corpus.jsonl, train.jsonl, a test file per kind, demonstrations.
+  """Writes a generated archive as a data set into `workdir`.
 
-  The demonstrations are about other archives, so that no answer is shown.
+  It writes corpus.jsonl, train.jsonl, a test file for each kind of question,
+  and demonstrations.jsonl. The demonstrations are about other archives, so that
+  they show no answer to a question.
 
   Raises:
     ValueError: A field is out of its range.
@@ -76,7 +78,11 @@ def run(config, workdir: str) -> None:
 
 
 def _check_counts(options, split: int) -> None:
-  """Raises where a kind has fewer questions than are wanted: one per town."""
+  """Raises a ValueError if there are too few towns for the questions of a kind.
+
+  A kind gets at most as many questions as there are towns. The first `split`
+  towns are for tests.
+  """
   for name, count in (('train', options.towns - split), ('test', split)):
     if (wanted := options[f'{name}_per_kind']) > count:
       raise ValueError(
@@ -91,7 +97,12 @@ def _corpus(towns: Sequence[archive.Town]) -> corpora.Corpus:
 
 
 def _pages(config, model: Any, corpus: corpora.Corpus) -> Any:
-  """Returns the function (town, text) -> number of the page that has it."""
+  """Returns a function that tells on which page of a document a text is.
+
+  Its arguments are a town, whose document is read, and the text. Its result is
+  the number of the page from 1, as the tool `open` shows pages, or 0 if no page
+  has the text.
+  """
   tool, = (t for t in model.dialogue.tools if t.name == 'open')
   read = tool.bind(corpus=corpus, tokenizer=model.tokenizer,
                    result_tokens=policy.budgets_of(config).result_tokens)
@@ -109,7 +120,18 @@ def _pages(config, model: Any, corpus: corpora.Corpus) -> Any:
 
 def _questions(towns: Sequence[archive.Town], count: int, seed: int, name: str,
                page_of: Any) -> Iterator[tuple[str, list[Question]]]:
-  """Yields the questions of each set; a fact's depends on its page."""
+  """Yields (kind, questions) for each kind of question.
+
+  A question about a fact is 'near' if the fact is on the first page of its
+  document, and else 'deep'.
+
+  Args:
+    towns: Towns to ask about.
+    count: Maximum number of questions of a kind.
+    seed: Seed of the choice.
+    name: Name of the set, a part of the seed and of the questions' ids.
+    page_of: Function from `_pages`.
+  """
   rng = np.random.default_rng([seed, 32, len(name)])
   for kind in SETS:
     drawn: dict[str, archive.Problem] = {}
@@ -133,9 +155,11 @@ def _row(question: Question) -> dict[str, Any]:
 
 
 def _demonstrate(config, model: Any) -> list[dict[str, Any]]:
-  """Returns demonstrations of an agent with habits, about other archives.
+  """Returns the lines of a demonstrations file, written by a scripted agent.
 
-  Each archive has few demonstrations, so that names have to be read.
+  Only trajectories that end with an answer are kept. They are about other
+  archives than the questions. Each archive has few demonstrations, so that
+  names have to be read and cannot be learned by heart.
   """
   options, written = config.archive, []
   for number in range(-(-options.demonstrations // _PER_ARCHIVE)):
@@ -155,7 +179,7 @@ def _in_tags(thought: str, action: Action) -> str:
 
 
 def _played(config, model: Any, seed: int, count: int) -> list[Trajectory]:
-  """Returns demonstrations about one archive."""
+  """Returns `count` trajectories of a scripted agent about a new archive."""
   towns = archive.towns(_ARCHIVES + seed, _PER_ARCHIVE)
   corpus = _corpus(towns)
   rng = np.random.default_rng([seed, 33])

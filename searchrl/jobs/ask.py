@@ -88,7 +88,11 @@ def run(config, workdir: str) -> None:
 
 
 def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
-  """Returns the corpus file: of the config, the run or a generated world."""
+  """Returns the path of the corpus to search.
+
+  It is the config's, or else the run's. If neither has a file, a world is
+  generated in `workdir`/data, and its corpus is used.
+  """
   if config.search.corpus:
     return pathlib.Path(config.search.corpus)
   of_run = run_defaults.corpus_of(policy.parse_run(run)[0]) if run else ''
@@ -102,7 +106,11 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _examples(run: str) -> str:
-  """Returns the files of questions that a run names; '' if none."""
+  """Returns the names of a run's question files, to propose questions from.
+
+  These are the files that it is evaluated on, or else those that it was trained
+  on; '': it has none.
+  """
   data = policy.recorded(policy.parse_run(run)[0]).get('data', {}) if run else {}
   judged = data.get('evaluate', '')
   return data.get('train', '') if judged in ('', datasets.WORLDS) else judged
@@ -111,7 +119,9 @@ def _examples(run: str) -> str:
 def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
         samples: int, temperature: float,
         watch: Callable[[Trajectory], None]) -> list[Trajectory]:
-  """Samples trajectories for one question; a single one is greedy.
+  """Returns trajectories in which the policy answers one question.
+
+  A single trajectory is sampled greedily.
 
   Args:
     sampler: Sampler that plays the rollouts.
@@ -121,7 +131,7 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
     search: Search engine.
     samples: Number of trajectories.
     temperature: Sampling temperature, if there are several samples.
-    watch: Function that receives trajectories, as in `Sampler.rollout`.
+    watch: Function that receives a trajectory whenever it has grown.
   """
   whole = Question(question, question, ())
   weights = sampler.sync(params).weights
@@ -147,7 +157,7 @@ def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
 
 
 class TurnPrinter:
-  """A printer of the new parts of a trajectory, since the last call.
+  """A function that prints what is new in a trajectory since its last call.
 
   Args:
     tokenizer: Tokenizer that decodes the actions.
@@ -206,10 +216,15 @@ def passage_line(number: int, passage: Passage) -> str:
 
 def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
         ) -> str | None:
-  """Returns the most frequent answer; of equals, the earliest.
+  """Returns the most frequent answer of some trajectories of one question.
 
-  Answers that differ only in case, punctuation and articles count as one. The
-  result is None if no trajectory has an answer.
+  Answers that differ only in case, punctuation and articles count as one. Among
+  equally frequent answers, the earliest wins. The result is None if no
+  trajectory has an answer. With several trajectories, the counts are printed.
+
+  Args:
+    trajectories: Finished trajectories.
+    say: Function that prints a line.
   """
   answers = [trajectory.answer for trajectory in trajectories]
   counts = collections.Counter(
@@ -236,10 +251,10 @@ def propose(
   Args:
     file: File of the corpus.
     corpus: Passages of the corpus.
-    examples: Names of question files, as for `question_files.named`. '': the
-      file beside the corpus, if there is one.
-    run: Directory of the run, as the command names it.
-    own_corpus: Corpus, as the command names it.
+    examples: Question files: 'path', 'name=path,name=path', or a directory. '':
+      the file questions.jsonl beside the corpus, if there is one.
+    run: Directory of the run, for the printed command.
+    own_corpus: Path of the config's corpus, for the printed command. '': none.
   """
   beside = file.parent / 'questions.jsonl'
   sources = question_files.named(
@@ -265,7 +280,10 @@ def propose(
 
 
 def spread(questions: Sequence[Question]) -> list[Question]:
-  """Returns a few questions, with hop counts in turn."""
+  """Returns a few questions, which take turns in their number of hops.
+
+  The first has the smallest number of hops, the next a larger one, and so on.
+  """
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)

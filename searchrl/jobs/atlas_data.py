@@ -128,10 +128,10 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
 
 def shown(questions: Sequence[atlas_questions.AtlasQuestion]
          ) -> list[atlas_questions.AtlasQuestion]:
-  """Returns the questions that demonstrations may show.
+  """Returns the training questions that demonstrations may show.
 
-  All have one hop, except that for every five of them there is one question of
-  two hops. It asks for a fact about the city that an airport serves.
+  They are all questions of one hop and, for every five of these, at most one
+  question of two hops, about the city that an airport serves.
   """
   one_hop = [q for q in questions if q.hops == 1]
   two_hops = [q for q in questions

@@ -98,7 +98,8 @@ def _check_room(config, folder: pathlib.Path, recipe: vector_store.Recipe, *,
                 has_vectors: bool) -> None:
   """Prints the sizes of the index.
 
-  Raises a ValueError if the disk is too small.
+  Raises:
+    ValueError: The disk is too small for the index.
   """
   _say(memory_estimate.estimate(
       recipe, config.build, links=config.hnsw.links,

@@ -51,7 +51,10 @@ _LEFT_OUT = {
 
 @dataclasses.dataclass(frozen=True)
 class Author:
-  """The author of the turns, and the settings that are particular to it."""
+  """The author of demonstrations: a function that writes turns, and settings.
+
+  `misses` returns whether the searches of a trajectory missed what they sought.
+  """
 
   write: scripted.Write
   questions: Sequence[Question]  # questions to answer, in their order
@@ -131,7 +134,10 @@ def check_writes(dialogue: dialogues.Dialogue, name: str) -> None:
 def by_chains(config, questions: Sequence[Question],
               reader: question_metadata.Reader,
               dialogue: dialogues.Dialogue) -> Author:
-  """Returns the author that follows the chains of the question files.
+  """Returns a scripted author, which searches along each question's chain.
+
+  A chain is the list of queries, with their answers, that lead to the answer of
+  the question. The question files have it as metadata.
 
   Raises:
     ValueError: No question has a chain with one of the config's hop counts.
@@ -171,7 +177,12 @@ def by_chains(config, questions: Sequence[Question],
 
 def by_teacher(config, questions: Sequence[Question],
                model: model_folders.ModelFolder) -> Author:
-  """Returns the author that is a served model.
+  """Returns an author whose turns are written by a model on a server.
+
+  Args:
+    config: Config of the job, whose `teacher` describes the server.
+    questions: Questions of the training set.
+    model: Model directory of the policy, with its dialogue and tokenizer.
 
   Raises:
     ValueError: An option of the teacher is out of range, or no question has one
@@ -197,7 +208,10 @@ def in_order(questions: Sequence[Question], seed: int) -> list[Question]:
 
 def play(config, author: Author, model: model_folders.ModelFolder, search: Any,
          number: int, questions: Sequence[Question]) -> list[Trajectory]:
-  """Returns the trajectories of a round of questions."""
+  """Returns the trajectories that the author writes about some questions.
+
+  There are `author.samples` of each question. `number` is not used.
+  """
   del number
   requests = [Request(question, sample, group)
               for group, question in enumerate(questions)
@@ -212,13 +226,17 @@ def play(config, author: Author, model: model_folders.ModelFolder, search: Any,
 
 def select(options: Any, author: Author, trajectories
           ) -> tuple[list[Trajectory], collections.Counter[str]]:
-  """Returns the kept trajectories, and numbers of the others by reason.
+  """Chooses the trajectories that become demonstrations.
 
   Args:
     options: The field config.demonstrations.
     author: The author of the trajectories.
     trajectories: Iterable of scored trajectories. It is read until enough are
       kept.
+
+  Returns:
+    The kept trajectories, and the number of those left out for each reason (a
+    key such as 'no action').
 
   Raises:
     ValueError: No trajectory is kept.
@@ -248,7 +266,7 @@ def select(options: Any, author: Author, trajectories
 
 
 def why_not(trajectory: Trajectory, author: Author, options: Any) -> str:
-  """Returns the reason to leave out a trajectory; '' if it is kept."""
+  """Returns the key of the reason to leave out a trajectory; '' to keep it."""
   if trajectory.stop_reason == 'search_error':
     return 'no search'
   if any(turn.action.kind == 'invalid' for turn in trajectory.turns):

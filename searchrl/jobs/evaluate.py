@@ -22,7 +22,10 @@ from searchrl.runtime import workdir as workdirs
 
 
 def run(config, workdir: str) -> None:
-  """Evaluates a model directory, a run's newest checkpoint, or several methods.
+  """Evaluates a model directory, a run's checkpoint, or several methods.
+
+  A method is a model with a way to answer: as the trained agent, or as one of
+  the baselines, such as a prompt without a search.
 
   Args:
     config: Config of the job; see configs/evaluate.py.
@@ -83,7 +86,7 @@ def run(config, workdir: str) -> None:
 
 
 def _most(sets: Sequence[datasets.Dataset], options: Any) -> int:
-  """Returns the largest number of answers in a case."""
+  """Returns the largest number of answers that are sampled for one set."""
   return max(len(data.questions) for data in sets) * options.samples
 
 
@@ -173,7 +176,10 @@ def _of_seed(method: Any, seed: int) -> Any:
 
 
 def _missing(method: Any) -> str:
-  """Returns text that names the missing part of a method's model, or ''."""
+  """Returns a text that names the first missing directory of a method's model.
+
+  It is '' if nothing is missing.
+  """
   made = [str(policy.parse_run(method.run)[0]) if method.run else '',
           method.path if method.path.endswith('/model') else '']
   return next((f'{path} is not there' for path in made
@@ -181,7 +187,11 @@ def _missing(method: Any) -> str:
 
 
 def _of_method(config, method: Any) -> Any:
-  """Returns the config for a method's model; from its run, if it has one."""
+  """Returns a copy of the config that fits the model of a method.
+
+  If the method names a training run, the model, the dialogue and the limits of
+  a conversation are those of the run.
+  """
   method_config = config.copy_and_resolve_references()
   method_config.unlock()
   method_config.model.path = method.path or config.model.path
@@ -196,7 +206,16 @@ def _of_method(config, method: Any) -> Any:
 
 def _differences(folder: pathlib.Path, names: Sequence[str], score: str
                 ) -> str:
-  """Returns a table, by set, of scores minus the last method's score."""
+  """Returns a table of each method's score minus that of the last method.
+
+  A row is a method and a set, with the mean difference over the questions that
+  both answered, its 95 % interval and McNemar's p. It is '' without rows.
+
+  Args:
+    folder: Directory of the evaluation.
+    names: Names of the evaluated methods.
+    score: Name of the score to compare.
+  """
   scores = {name: evaluator.recorded(folder / 'methods' / name)
            for name in names}
   rows = []
@@ -247,9 +266,9 @@ def _check_sets(config) -> None:
 
 def _described(through: Mapping[str, Any], sets: Sequence[datasets.Dataset]
               ) -> dict[str, Any]:
-  """Returns a description of the searched data for each set.
+  """Returns a description of the searched data, by the name of each set.
 
-  With several engines, it is by engine.
+  With several engines, it has such a description by the name of each engine.
   """
   corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
   described = {}

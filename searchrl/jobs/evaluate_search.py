@@ -51,7 +51,20 @@ def run(config, workdir: str) -> None:
 
 def recall_by_hops(questions: Sequence[Question], search: SearchFn,
                    top_ks: Sequence[int]) -> list[dict[str, float]]:
-  """Returns answer recall for each hop count; see `ir_metrics`."""
+  """Returns the answer recall of a search engine for each number of hops.
+
+  It is the share of questions for which one of the first k passages contains
+  the answer. The text of a question is its query.
+
+  Args:
+    questions: Questions of a set.
+    search: Search engine that is measured.
+    top_ks: Values of k.
+
+  Returns:
+    A row for each number of hops, with 'hops', the number of questions 'n', and
+    shares such as 'recall@3'.
+  """
   by_hops = collections.defaultdict(list)
   for question in questions:
     by_hops[question.hops].append(question)

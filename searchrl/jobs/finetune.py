@@ -51,7 +51,10 @@ _FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model directory without the weights, and its tokenizer."""
+  """A model directory that was read: path, shape, tokenizer and parameters.
+
+  The parameters are None if they are no longer needed.
+  """
 
   path: str
   shape: transformer.TransformerConfig
@@ -139,7 +142,10 @@ def check_updates(config, updates: int) -> None:
 
 
 def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
-  """Returns the files of 'train' and 'validation'; generates missing ones."""
+  """Returns the paths of the data files, by 'train' and 'validation'.
+
+  If config.data names no training file, both are generated in `folder`.
+  """
   if not config.data.train:
     return processes.on_first('demonstrations', lambda: demonstrate(
         config, folder, tokenizer))
@@ -150,7 +156,14 @@ def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
 def datasets(config, files: Mapping[str, str],
              transcribed: Mapping[str, Sequence[transcripts.Transcript]]
             ) -> tuple[list[Document], list[Document]]:
-  """Returns the documents for training and for validation.
+  """Returns the documents for training, and those for validation.
+
+  Without a validation file, a random share of the training documents is used.
+
+  Args:
+    config: Config of the job.
+    files: Paths of the data files, by 'train' and 'validation'.
+    transcribed: Encoded conversations of these files.
 
   Raises:
     ValueError: No conversation of a file fits in a row.
@@ -164,7 +177,11 @@ def datasets(config, files: Mapping[str, str],
 
 
 def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
-  """Writes demonstrations about generated worlds, unless they exist."""
+  """Writes demonstrations about generated worlds, unless they exist.
+
+  Returns:
+    The paths of the files, by 'train' and 'validation'.
+  """
   options = dict(config.data.demonstrations)
   eos = tokenizer.token(chat.last_id(tokenizer))
   recipe = json.dumps([config.dialogue, eos, options])
@@ -191,10 +208,10 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
 
 def read(path: str, field: str, tokenizer, options: Any
         ) -> list[transcripts.Transcript]:
-  """Returns the conversations of a file, or its questions with their answers.
+  """Returns the encoded conversations of a file of conversations or questions.
 
-  A question and its first gold answer become a conversation as in the method
-  Direct of an evaluation, without a search. This is Search-R1's fine-tuning.
+  A question and its first gold answer become a conversation in which the policy
+  answers at once, without a search. This is Search-R1's fine-tuning.
 
   Args:
     path: Path of the file; see `data.conversations` and `data.questions`.
@@ -223,10 +240,10 @@ def read(path: str, field: str, tokenizer, options: Any
 
 def documents(encoded: Sequence[transcripts.Transcript], path: str, field: str,
               length: int) -> list[Document]:
-  """Returns the documents of a file.
+  """Returns the conversations of a file that can be trained on, as documents.
 
-  Conversations that do not fit in a row or have no trained token are dropped. A
-  warning gives their number.
+  Conversations that are longer than `length` tokens or have no trained token
+  are dropped. A warning gives their number.
 
   Args:
     encoded: Conversations of the file.
@@ -270,7 +287,11 @@ def _encode(conversation: conversations.Conversation, tokenizer
 
 def split(texts: Sequence[Document], share: float, *, seed: int
          ) -> tuple[list[Document], list[Document]]:
-  """Splits off a random fraction of the documents for validation."""
+  """Returns documents for training and a random fraction for validation.
+
+  Raises:
+    ValueError: One of the two parts would be empty, but `share` is not 0.
+  """
   count = round(share * len(texts))
   if share and not 0 < count < len(texts):
     raise ValueError(
@@ -285,7 +306,10 @@ def split(texts: Sequence[Document], share: float, *, seed: int
 
 def make_learner(config, shape: transformer.TransformerConfig, mesh,
                  plan: Sequence[Sequence[int]]) -> learners.Learner:
-  """Makes the learner of a config, for the updates of a plan."""
+  """Returns the learner that a config of fine-tuning describes.
+
+  `plan` has the indices of the documents of each update.
+  """
   name = build.tested_attention(config, shape, mesh)
   return build.supervised_learner(
       config, shape, mesh, build.attend(config, name, mesh),
@@ -296,7 +320,24 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
         state: Any, plan: Sequence[Sequence[int]], train: Sequence[Document],
         validation: Sequence[Document], writer: metrics.Writer | None = None
        ) -> tuple[Any, dict[str, Any]]:
-  """Trains on the batches of a plan; see `supervised.fit`."""
+  """Trains on the batches of a plan.
+
+  It continues from the newest checkpoint if there is one.
+
+  Args:
+    config: Config of the job.
+    folder: Directory of the run, with the checkpoints.
+    model: Model to train.
+    learner: Learner that makes the updates.
+    state: State of the learner before the first update.
+    plan: Indices of the training documents of each update.
+    train: Documents for training.
+    validation: Documents for validation; empty: there is no validation.
+    writer: Writer of the metrics, if there is one.
+
+  Returns:
+    The last state, and a record of the training, such as its losses.
+  """
   rows = max(map(len, plan))
   pack = functools.partial(
       supervised.to_batch, rows=rows, length=config.learner.pack_length,

@@ -60,12 +60,12 @@ def run(config, workdir: str) -> None:
 
 
 def trainings(config) -> dict[str, Any]:
-  """Returns the config of each phase that trains by RL, by its name.
+  """Returns the config of each phase that trains by RL, by the phase's name.
 
-  Such a phase may begin from a model that an earlier phase has not written yet.
-  It is replaced by the model from which the earlier phase begins, which has the
-  same shape and tokenizer. The configs are for `jobs.plan` and
-  `jobs.show_prompt`.
+  The configs are for jobs that only describe a training: `jobs.plan` and
+  `jobs.show_prompt`. Such a phase may begin from a model that an earlier phase
+  has not written yet. In the result, it begins from the initial model of the
+  earlier phase, which has the same shape and tokenizer.
   """
   found = {}
   for name in _names(config):
@@ -86,9 +86,9 @@ def _without_files(phase) -> None:
 
 
 def _origin(config, path: str) -> str:
-  """Returns the model from which the phases before a path began.
+  """Returns the model from which the model at a path was trained by phases.
 
-  If an earlier phase writes the path, it is that phase's initial model.
+  If no phase writes the path, it is the path itself.
   """
   for _ in config.order:
     if not path.startswith(f'{WORKDIR}/'):

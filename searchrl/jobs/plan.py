@@ -37,7 +37,7 @@ def run(config, workdir: str) -> None:
 
 
 def describe(plan: plan_totals.Plan) -> str:
-  """Returns the plan as a table, with the verdict."""
+  """Returns a text with the memory per device, and whether it fits."""
   axes = ' x '.join(f'{axis}={n}' for axis, n in plan.mesh.items())
   active = '' if plan.active == plan.parameters else (
       f'{plan.active / 1e9:.3g} billion active, ')

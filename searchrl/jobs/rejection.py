@@ -77,7 +77,10 @@ def run(config, workdir: str) -> None:
 
 
 def phases(config) -> dict[str, Any]:
-  """Returns the config of each phase by its name, for `jobs.plan`."""
+  """Returns the configs of an iteration's parts, as 'sampling' and 'tuning'.
+
+  Their memory is planned separately, because they run one after the other.
+  """
   sampling = copy.deepcopy(config)  # knows what nothing has set
   tuning = _tuning(config, config.model.path, pathlib.Path(_DATA))
   with sampling.unlocked():
@@ -88,7 +91,18 @@ def phases(config) -> dict[str, Any]:
 
 def _collect(config, path: str, corpus: Any, questions: list[Question],
              here: pathlib.Path) -> None:
-  """Samples answers in rounds, and writes the right ones."""
+  """Samples answers in rounds, and writes the right ones as training data.
+
+  Args:
+    config: Config of the job.
+    path: Path of the model that answers.
+    corpus: Passages that are searched.
+    questions: Questions of this iteration.
+    here: Directory of this iteration.
+
+  Raises:
+    ValueError: No answer is right.
+  """
   sampling, options = config.copy_and_resolve_references(), config.rejection
   sampling.unlock()
   sampling.model.path = path
@@ -124,7 +138,7 @@ def _collect(config, path: str, corpus: Any, questions: list[Question],
 
 
 def _tuning(config, path: str, file: pathlib.Path) -> Any:
-  """Returns the config of an iteration's fine-tuning."""
+  """Returns the config that tunes the model at `path` on the data in `file`."""
   tuning = config.tuning.copy_and_resolve_references()
   tuning.unlock()
   tuning.seed, tuning.allow_changes = config.seed, config.allow_changes

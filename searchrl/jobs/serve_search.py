@@ -66,7 +66,13 @@ def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_corpus(file: str, folder: pathlib.Path, **world):
-  """Loads the corpus of a file, or of the generated training world."""
+  """Returns the passages of a corpus file, or of a generated training world.
+
+  Args:
+    file: Path of the corpus. '': a world is generated.
+    folder: Directory for the generated files.
+    **world: Options of the generated world.
+  """
   if file:
     return mapped_corpus.load(file)
   return datasets.train_set(folder, train='', corpus='', **world).corpus

@@ -29,7 +29,10 @@ def run(config, workdir: str) -> None:
 
 
 def find(name: str) -> reading.Entry:
-  """Returns the trajectory at FILE:LINE.
+  """Returns the recorded trajectory at a line of a file, with its run.
+
+  Args:
+    name: Path of the file and number of the line from 1, as 'FILE:LINE'.
 
   Raises:
     ValueError, FileNotFoundError: The file or line does not exist.
@@ -44,7 +47,15 @@ def find(name: str) -> reading.Entry:
 
 
 def lines(entry: reading.Entry, observations: bool) -> Iterator[str]:
-  """Yields the lines to print."""
+  """Yields the lines of a text that shows a trajectory.
+
+  These are question, gold answers, answer and score, and then each part of the
+  conversation, with a line for each token of the policy.
+
+  Args:
+    entry: Trajectory, with its run.
+    observations: Whether the texts of observations are shown.
+  """
   trajectory, start = entry.trajectory, 0
   question, answer = trajectory.question, trajectory.answer
   yield f'Question  {question.text}'

@@ -56,7 +56,7 @@ def run(config, workdir: str, tokens: bool = False) -> None:
 
 def show(config, tokens: bool, example: str = '',
          folder: pathlib.Path | None = None) -> Iterator[str]:
-  """Yields the lines to print for a config; see `run`.
+  """Yields the lines that show the texts around a policy's own text.
 
   Args:
     config: Config of a training.
@@ -92,7 +92,10 @@ def show(config, tokens: bool, example: str = '',
 
 
 def _sample(config, top_k: int) -> tuple[str, tuple[Passage, ...]]:
-  """Returns a question and passages: the first of the config, or examples."""
+  """Returns an example question and `top_k` example passages.
+
+  They are the first ones of the config's data and corpus, if it has any.
+  """
   if config.data.get('train'):
     file = question_files.named(config.data.train, 'data.train')[0].path
     question = questions_lib.read(file, needs_golds=False)[0].text

@@ -60,7 +60,12 @@ def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
 
 def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
          ) -> Iterator[tuple[str, Any, pathlib.Path]]:
-  """Yields (name, config, directory) of each run."""
+  """Yields (name, config, directory) for each setting and seed to run.
+
+  Raises:
+    ValueError: `sweep.order` is empty or names no setting, or a setting changes
+      a field that does not exist.
+  """
   swept = config.get('sweep')
   if swept and not swept.order:
     raise ValueError('sweep.order must name runs, of '
@@ -84,7 +89,9 @@ def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
 
 
 def _change(config, changes: Mapping[str, Any], place: str) -> None:
-  """Sets fields of a config. A group of keyword arguments is replaced.
+  """Sets the fields of a config that `changes` names, group by group.
+
+  A group whose name ends with 'options' is replaced as a whole.
 
   Raises:
     ValueError: The config does not have a field.
@@ -109,7 +116,10 @@ def _table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
 
 def _write(folder: pathlib.Path, done: Sequence[tuple[str, list[dict]]],
            config, seeds: Sequence[int]) -> None:
-  """Writes and prints means and standard deviations over seeds."""
+  """Writes and prints a table of all runs, with scores averaged over seeds.
+
+  With several seeds, it has standard deviations, too.
+  """
   by_case: dict[tuple, list[dict[str, Any]]] = {}
   for name, rows in done:
     for row in ({'run': name} | row for row in rows if 'em' in row):

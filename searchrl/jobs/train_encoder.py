@@ -153,7 +153,9 @@ def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
         folder: pathlib.Path, source_of: SourceOf, *, seed: int,
         batch: Mapping[str, int], lengths: Mapping[str, int],
         temperature: float, steps: int, save_every: int, **options):
-  """Trains from these parameters, or from the newest checkpoint.
+  """Trains a text encoder with a contrastive loss on queries and passages.
+
+  It starts from the newest checkpoint in `folder`, or else from `params`.
 
   Args:
     params: Parameters before the first update.
@@ -164,7 +166,7 @@ def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
     seed: Seed of the order and of the negatives.
     batch: Options queries, hard_negatives and depth; see `encoder_pairs.batch`.
     lengths: Maximum number of tokens of a 'query' and of a 'passage'.
-    temperature: Temperature of `contrastive.info_nce`.
+    temperature: Temperature of the contrastive loss (InfoNCE).
     steps: Number of updates.
     save_every: Number of updates between checkpoints.
     **options: Options of `optimizer.adamw`.
@@ -193,7 +195,12 @@ def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
 
 def _contrastive_loss(shape: encoders.EncoderConfig, temperature: float
                      ) -> supervised.Loss:
-  """Returns a loss: the mean over queries, with the share of hits at rank 1."""
+  """Returns a function that computes the contrastive loss of a batch (InfoNCE).
+
+  It takes parameters and the arrays of a batch. It returns the mean loss over
+  the queries, and a dict with the share of queries whose own passage is ranked
+  first ('hits').
+  """
   def loss(params, arrays):
     queries, passages = (
         encoders.embed(params, arrays[f'{kind}_tokens'],
@@ -209,12 +216,16 @@ def _contrastive_loss(shape: encoders.EncoderConfig, temperature: float
 
 def _arrays(texts: encoder_pairs.Batch, coders, rows: int
            ) -> dict[str, np.ndarray]:
-  """Returns token ids and masks. Missing passages are blank and excluded.
+  """Returns the arrays of a batch by name: token ids, masks and exclusions.
+
+  They are [queries or passages, tokens], and 'excluded' is [queries, passages]:
+  True for a passage that is not a negative of the query. Blank passages fill
+  the batch, and are excluded.
 
   Args:
     texts: Texts of one update.
     coders: Tokenizers of a 'query' and of a 'passage'.
-    rows: Number of passages in a batch. Blank passages fill the batch.
+    rows: Number of passages in a batch, with the blank ones.
   """
   blank = rows - len(texts.passages)
   queries = [encoders.QUERY_PREFIX + text for text in texts.queries]
@@ -229,7 +240,11 @@ def _arrays(texts: encoder_pairs.Batch, coders, rows: int
 
 
 def _padded(coder: tokenizers.Tokenizer, texts: Sequence[str], rows: int):
-  """Returns token ids and mask, both [rows, a multiple of _STEP]."""
+  """Returns the token ids of texts and a mask of these tokens.
+
+  Both are [rows, width]. The width is the largest number of tokens of a text,
+  rounded up to a multiple of 32. Rows without a text are empty.
+  """
   coded = [c.ids for c in coder.encode_batch_fast(
       [text.encode(errors='replace').decode() for text in texts])]
   width = -(-max(map(len, coded)) // _STEP) * _STEP

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fields in which a run differs from the command that a table has for it."""
+"""Compares a run with the command that a paper's table has for it."""
 
 from collections.abc import Iterator, Sequence
 import json
@@ -23,18 +23,20 @@ _COMPARED = (
 
 def of_run(folder: pathlib.Path, config: str, flags: Sequence[str],
            arm: str = '') -> list[str]:
-  """Returns the fields in which a run differs from its command.
+  """Returns the config fields in which a run differs from its command.
 
-  Fields that the command leaves to the model or the data are not compared.
+  Compared are the fields on which a paper's numbers depend. Fields that the
+  command leaves to the model or the data are not compared.
 
   Args:
     folder: Directory of the run.
     config: Name of the config in configs/, perhaps with :KEY=VALUE.
     flags: Flags of the command.
-    arm: Run of a sweep; '': the config is no sweep.
+    arm: Name of the run, if the config is a sweep of several runs; '': it is
+      none.
 
   Returns:
-    A text for each field, as in "train.num_steps=4, not 1005". [] if the
+    A text for each field, such as "train.num_steps=4, not 1005". [] if the
     directory has no config.json.
   """
   file = folder / 'config.json'
@@ -55,7 +57,10 @@ def of_run(folder: pathlib.Path, config: str, flags: Sequence[str],
 
 
 def _is_same(name: str, actual: Any, expected: Any) -> bool:
-  """Returns whether two values are equal; a folder of a model may have moved."""
+  """Returns whether two values of a field are equal.
+
+  Model paths are equal if their last two parts are, since a folder may move.
+  """
   if name == 'model.path':
     actual, expected = (
         pathlib.PurePath(path).parts[-2:] for path in (actual, expected))

@@ -138,9 +138,10 @@ def _make_questions(name: str, config, target: pathlib.Path) -> Entry:
 
 def _questions(file: pathlib.Path, part: str
               ) -> tuple[list[Question], Mapping[str, str]]:
-  """Returns a file's questions, and the places of unanswerable ones.
+  """Returns all questions of a file, and which of them no text can answer.
 
-  A question is unanswerable if no text can match its gold answers.
+  The second value is the place in the file by uid, for questions whose gold
+  answers no text can match.
   """
   left_out: dict[str, str] = {}
 
@@ -243,8 +244,8 @@ def _located(at: str, source: str) -> pathlib.Path:
 def _in_folder(source: str, at: str) -> pathlib.Path | None:
   """Returns the path of a published file in a folder; None if it is not there.
 
-  It may be under its path in its data set, or that and the name of the data
-  set, and it may be compressed, not compressed, or parquet.
+  The file may be at its path in the data set, with or without the data set's
+  name before it. It may be compressed, not compressed, or parquet.
   """
   folder = pathlib.Path(source)
   if not folder.is_dir():
@@ -278,7 +279,7 @@ def _digest(file: pathlib.Path) -> str:
 
 
 def _entries(folder: Any) -> dict[str, Entry]:
-  """Returns the recorded entries of the files of a folder or a store."""
+  """Returns what is recorded about the files of a folder or store, by name."""
   note = folder / NOTE
   return json.loads(note.read_text()) if note.exists() else {}
 

@@ -38,7 +38,10 @@ from searchrl.papers.known_models import Model
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A value of a config field, and where it comes from; see the module."""
+  """A value that a setting gives to a config field, and its source in a paper.
+
+  The keys of a row in the module's docstring are its attributes.
+  """
 
   field: str
   value: Any = None
@@ -53,7 +56,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Values that a paper fixes; see the module."""
+  """A named set of config values that a paper or its published scripts fix.
+
+  The attributes are keys of a setting in the module's docstring. `rows` has its
+  keys `ours` and `set`.
+  """
 
   about: str
   rows: tuple[Row, ...]
@@ -64,7 +71,15 @@ class Setting:
 
 def _holds(where: Mapping[str, Any], model: Model, algorithm: str,
            grouped: bool) -> bool:
-  """Returns whether a row's conditions hold for a model in a recipe."""
+  """Returns whether all conditions of a row hold.
+
+  Args:
+    where: Condition by name: 'algorithm', 'grouped', 'model', 'billions_from',
+      'billions_below', 'chat' or 'tools'.
+    model: Facts about the model.
+    algorithm: Name of the recipe's algorithm.
+    grouped: Whether a question has several samples.
+  """
   conditions = {
       'algorithm': lambda names: algorithm in names,
       'grouped': lambda wanted: grouped == wanted,  # several samples a question
@@ -77,22 +92,35 @@ def _holds(where: Mapping[str, Any], model: Model, algorithm: str,
 
 
 def lineage(name: str) -> list[str]:
-  """Returns the names of a setting and its bases, the first base first."""
+  """Returns the name of a setting, after the names of those that it builds on.
+
+  The order is that in which they are applied.
+  """
   return [*(lineage(_ALL[name].base) if _ALL[name].base else ()), name]
 
 
 def rows_for(name: str, model: Model, algorithm: str, grouped: bool
             ) -> list[Row]:
-  """Returns the rows of a setting, without its base, whose conditions hold."""
+  """Returns those rows of a setting whose conditions hold.
+
+  The rows of the setting that it builds on are not included.
+
+  Args:
+    name: Name of the setting.
+    model: Facts about the model.
+    algorithm: Name of the recipe's algorithm.
+    grouped: Whether a question has several samples.
+  """
   return [row for row in _ALL[name].rows
           if _holds(row.where, model, algorithm, grouped)]
 
 
 def apply(config, name: str, model: Model) -> None:
-  """Gives a config the values of a setting.
+  """Changes a config: gives it the values of a setting and the model's path.
 
-  The algorithm, a group_size of 1 and a single update per batch belong to the
-  recipe, and the rows depend on them. They must be set before.
+  Some values depend on the recipe's algorithm, and on whether it has a
+  group_size of 1 or a single update per batch. The config must have these
+  before the call.
 
   Args:
     config: Config of a recipe.
@@ -121,7 +149,10 @@ def apply(config, name: str, model: Model) -> None:
 
 
 def _updates(config, share: float) -> int:
-  """Returns the number of updates in a share of the steps, in whole steps."""
+  """Returns the number of updates in a share of the steps of a run.
+
+  The number of steps is rounded down. A step has `learner.minibatches` updates.
+  """
   steps = int(round(share * config.train.num_steps, 6))
   return steps * config.learner.minibatches
 

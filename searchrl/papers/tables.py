@@ -70,7 +70,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 class Measured(NamedTuple):
-  """The score of a set, the bounds of its interval, and two counts.
+  """The score of a run on one evaluation set, with its 95 % interval.
 
   Attributes:
     score: Mean over questions, and over seeds.
@@ -87,14 +87,14 @@ class Measured(NamedTuple):
 
 
 class Source(NamedTuple):
-  """The runs from which a row is measured with one seed.
+  """The runs that measure one row of a table with one seed.
 
   Attributes:
-    commands: The runs, in order.
-    scored: Folder of the last run that has the scores.
-    method: Name of the method in the last run; '': it has one.
-    engine: Name of the engine in the last run; '': it has one.
-    arms: Name of the run of a sweep for each command; '': it is no sweep.
+    commands: The runs, in order: each needs the one before it.
+    scored: Folder in which the last run writes the scores.
+    method: Name of the method, if the last run compares several; else ''.
+    engine: Name of the test's engine, if the last run has several; else ''.
+    arms: For each command, the name of its run in a sweep; '': it is no sweep.
   """
 
   commands: tuple[_Command, ...]
@@ -116,16 +116,16 @@ class Source(NamedTuple):
 
   @property
   def missing(self) -> list[_Command]:
-    """The commands that are to run; [] if the scores exist."""
+    """The commands that must still be run; [] if the scores exist."""
     return [] if self.scores else [
         command for command in self.commands
         if command == self.commands[-1] or not _is_there(command[2])]
 
   def deviations(self, shared: str) -> list[str]:
-    """Returns the fields in which a run differs from its command.
+    """Returns the config fields in which the runs differ from their commands.
 
     Args:
-      shared: Flags of all commands.
+      shared: Flags that all commands have, in addition to their own.
     """
     return [text for command, arm in zip(self.commands, self.arms)
             for text in deviations.of_run(
@@ -135,15 +135,15 @@ class Source(NamedTuple):
 
 def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
            **fields: str) -> Source:
-  """Returns the runs from which a row is measured.
+  """Returns the runs that measure a row of a table with one seed.
 
-  Without a config, the row cannot be measured.
+  Without a config, it has no commands, and the row cannot be measured.
 
   Args:
-    way: An entry of the table's `rows` or `small`.
+    way: Entry of the table's `rows` or `small`: how to measure the row.
     runs: Folder of the runs.
     seed: Seed of the runs, each in a folder of this name; None: the config's.
-    **fields: The {model} or the {size}.
+    **fields: Values for {model} and {size} in the entry.
   """
   needs = way.get('needs', {})
   commands, arms, needed = [], [], ''
@@ -237,19 +237,21 @@ def cells(table: Mapping[str, Any], model: str, row: str,
           paper: Sequence[float], ways: Sequence[Source], *,
           is_small: bool = False, is_other: bool = False
          ) -> list[dict[str, Any]]:
-  """Returns a row of COLUMNS for each set of the paper and of the run.
+  """Returns the lines of the printed table for one row: one per evaluation set.
 
-  The verdict says whether the paper's number is in our interval, if all searches
-  were answered and the runs have the configs of their commands. In the small
-  version, only the paper's mean is shown, and if a run has one set, its score
-  is compared with the mean. A row is measured once all its seeds are there.
+  A line is a dict with keys of COLUMNS. It compares the paper's number with
+  ours. The verdict says whether the paper's number is in our interval, if all
+  searches were answered and the runs have the configs of their commands. In the
+  small version, only the paper's mean is shown, and if a run has one set, its
+  score is compared with the mean. A row is measured once all its seeds are
+  there.
 
   Args:
     table: Content of the table's file.
-    model: Name of the model, for the rows.
-    row: Name of the row.
+    model: Name of the model, which is shown.
+    row: Name of the row, which is shown.
     paper: The paper's numbers, one for each set, or none.
-    ways: The source of each seed.
+    ways: The runs that measure the row, for each seed.
     is_small: True if the tiny bases take the place of the paper's models.
     is_other: True if a run has another config than its command.
   """
@@ -308,7 +310,7 @@ def _measured(ways: Sequence[Source], score: str
 
 def _measured_once(rows: Sequence[Mapping[str, Any]], way: Source, score: str
                   ) -> dict[str, Measured]:
-  """Returns the scores and intervals of one run.
+  """Returns the scores of one run and their 95 % intervals, by evaluation set.
 
   F1 has the interval of a fraction of questions, which is wider than its own.
   """

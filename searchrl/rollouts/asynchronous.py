@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous rollouts: a thread samples some steps ahead of the learner.
 
-Step n trains on samples from the policy of step n - max_staleness. Which policy
-samples a step does not depend on timing, so two runs with one seed are equal.
+Step n trains on samples from the policy of step n - max_staleness; the first
+steps train on samples from the run's first policy. Which policy samples a step
+does not depend on timing, so two runs with one seed are equal.
 Each trajectory carries the step of its policy, and importance ratios divide by
 that policy's log-probs. A checkpoint includes the samples in flight, so a
 resumed run ends with the same bits as an uninterrupted one.
@@ -34,9 +35,10 @@ class AsyncRollouts:
   `take` raises the errors of the thread.
 
   Args:
-    collect: Function that samples a step. It is called in the thread, with
-      weights whose buffers no update reuses.
-    snapshot: Function that makes such weights from the params. It is called in
+    collect: Function that samples the trajectories of a step, given weights,
+      progress and the policy's step. It is called in the thread.
+    snapshot: Function that copies the policy's params into weights for
+      `collect`, so that later updates do not overwrite them. It is called in
       the learner's thread.
     max_staleness: Number of steps that sampling may be ahead; above 0.
     last_step: Number of steps of the run; nothing is sampled beyond it.
@@ -55,10 +57,14 @@ class AsyncRollouts:
     self._sampled: Progress | None = None
 
   def take(self, params: Any, progress: Progress) -> Collected:
-    """Returns the data of progress.step; waits until it has been sampled.
+    """Returns the trajectories to train on at progress.step, with metrics.
+
+    First it lets the thread begin the steps that may now be sampled. Then it
+    waits until the data of progress.step are complete.
 
     Args:
-      params: The policy at progress.step. It samples the steps that follow.
+      params: Parameters of the policy at progress.step. They sample the steps
+        that the thread now begins.
       progress: Progress of the training. The progress in the result has the
         data position, the surplus and the counts of the sampling.
     """
@@ -77,21 +83,24 @@ class AsyncRollouts:
         collected.progress, silent_steps=progress.silent_steps))
 
   def settled(self, progress: Progress) -> Progress:
-    """Waits for the samples in flight, and returns the progress with them."""
+    """Returns the progress with the data of all steps that are sampled ahead.
+
+    It waits until they are sampled. A checkpoint saves this progress.
+    """
     return dataclasses.replace(progress, in_flight=tuple(
         sampling.result() for sampling in self._in_flight))
 
   def restart(self) -> None:
-    """Waits for the samples in flight and drops them.
+    """Drops all steps that are sampled ahead, after they are finished.
 
-    Nothing is cancelled, as another process may have begun to sample it.
+    No step is cancelled, because another process may have begun to sample it.
     """
     concurrent.futures.wait(self._in_flight)
     self._in_flight.clear()
     self._sampled = None
 
   def _start(self, progress: Progress) -> None:
-    """Restores the samples in flight from a checkpoint's progress."""
+    """Queues the steps that a checkpoint's progress holds as sampled ahead."""
     self._sampled = progress
     for collected in progress.in_flight:
       self._in_flight.append(concurrent.futures.Future())

@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Collection with the dynamic filter: samples rounds until a batch is full.
+"""Collection of a batch: samples rounds of questions until it is full.
 
-The algorithm keeps some groups and rejects others, so questions are asked in
-rounds. Surplus groups are checkpointed and open the next step's batch.
+A group is all samples of one question. The algorithm has a filter that keeps
+some groups and rejects others, so one round may not fill a batch. Groups that
+are too many for a batch (the surplus) are checkpointed and open the next one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ Keep = Callable[[np.ndarray, np.ndarray], np.ndarray]  # see rl.Algorithm
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """The state of a run besides the learner's; it is checkpointed."""
+  """Counters and pending data of a run, which each checkpoint contains.
+
+  The learner's parameters and optimizer state are not part of it.
+  """
 
   step: int = 0  # updates of the policy
   rollouts: int = 0  # trajectories sampled so far
@@ -75,7 +79,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
-  """The data of a step, and its metrics."""
+  """The trajectories that were sampled for one step, with their metrics."""
 
   groups: list[Group]  # groups to train on
   trajectories: list[Trajectory]  # all trajectories that this step sampled
@@ -83,7 +87,10 @@ class Collected:
   progress: Progress  # progress after these rollouts, with the same step
 
   def to_json(self) -> dict[str, Any]:
-    """Returns a checkpoint's record, which has each trajectory only once."""
+    """Returns a dict that JSON can hold, for a checkpoint.
+
+    It has each trajectory once. Groups refer to a trajectory by its index.
+    """
     indices: dict[int, int] = {}  # index of each trajectory by its id()
     written: list[dict[str, Any]] = []
 
@@ -103,7 +110,7 @@ class Collected:
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> Collected:
-    """Returns the step that `to_json` wrote."""
+    """Returns the `Collected` of a dict that `to_json` returned."""
     trajectories = [
         records.from_json(t) for t in record['trajectories']]
     groups, surplus = (
@@ -139,7 +146,10 @@ def collect(
     scorer: scoring.Scorer,
     rounds: Rounds,
 ) -> Collected:
-  """Samples rounds of questions until `keep` has accepted a full batch.
+  """Samples the groups of a step's batch, and returns them with metrics.
+
+  A group is the samples of one question. Rounds of questions are sampled until
+  `keep` has accepted enough groups, or `rounds.max_rounds` is reached.
 
   Args:
     sampler: Sampler that rolls the questions out.
@@ -151,6 +161,13 @@ def collect(
     search: The search engine.
     scorer: Scorer of each round's trajectories; it runs before `keep`.
     rounds: Settings of the rounds.
+
+  Returns:
+    At most `rounds.questions` groups to train on, all trajectories that were
+    sampled, metrics, and the progress with the groups that are left over.
+
+  Raises:
+    ValueError: `check` refuses the settings, or a score is not valid.
   """
   check(rounds, scorer)
   score = scoring.once(scorer) if rounds.stop_when_full else scorer
@@ -197,7 +214,11 @@ def collect(
 
 
 def check(rounds: Rounds, scorer: scoring.Scorer) -> None:
-  """Raises a ValueError if `stop_when_full` cannot be used with this setup."""
+  """Raises a ValueError if `rounds.stop_when_full` cannot be used.
+
+  This option drops unfinished trajectories once the batch is full. It needs a
+  single process, and a reward that scores each trajectory on its own.
+  """
   if not rounds.stop_when_full:
     return
   if processes.count() > 1:
@@ -213,7 +234,17 @@ def check(rounds: Rounds, scorer: scoring.Scorer) -> None:
 
 def _number_to_ask(rounds: Rounds, groups: int, accepted: int, complete: int
                   ) -> int:
-  """Returns the questions that should fill the batch at the share so far."""
+  """Returns the number of questions to ask in the next round.
+
+  It should fill the batch if the filter accepts the same share of groups as
+  before. It is at most the number of questions of a batch.
+
+  Args:
+    rounds: Settings of the rounds.
+    groups: Number of groups that the batch has.
+    accepted: Number of groups that the filter accepted in this step.
+    complete: Number of groups that the filter has seen in this step.
+  """
   share = accepted / complete if complete else 1.0
   missing = rounds.questions - groups
   return min(rounds.questions,
@@ -222,7 +253,11 @@ def _number_to_ask(rounds: Rounds, groups: int, accepted: int, complete: int
 
 def _requests(questions: Sequence[Question], size: int,
               times_asked: collections.Counter, number: int) -> list[Request]:
-  """Returns the requests; a repeated question gets new sample numbers."""
+  """Returns `size` requests, for as many samples, of each question.
+
+  A question that was asked before gets new sample numbers, and so other random
+  numbers. `number` is the group number of the first question.
+  """
   requests = []
   for group, question in enumerate(questions, start=number):
     first = times_asked[question.uid] * size
@@ -232,7 +267,7 @@ def _requests(questions: Sequence[Question], size: int,
 
 
 def _complete(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
-  """Returns the groups whose samples are all finished, in order."""
+  """Returns the trajectories by group, without groups of fewer than `size`."""
   groups = collections.defaultdict(list)
   for trajectory in trajectories:
     groups[trajectory.group].append(trajectory)
@@ -253,10 +288,22 @@ def _accepted(groups: list[Group], keep: Keep) -> list[Group]:
 def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
             policy_step: int, rounds: Rounds, *, length: int,
             mask_truncated: bool, contexts: int = 1) -> trajectory_lib.Batch:
-  """Returns a batch of all groups; `trajectory.collate` explains the options.
+  """Returns the trajectories of all groups as a Batch of padded numpy arrays.
 
-  The algorithm's `group_of` decides which rows share a baseline. Empty rows
-  fill the batch up to questions times samples times contexts.
+  The algorithm's `group_of` decides which rows share a baseline; by default,
+  these are the rows of a group. Empty rows fill the batch up to questions times
+  samples times contexts. The batch also has fields about turns if the algorithm
+  reads them, and the engine's chosen experts if the trajectories have them.
+
+  Args:
+    groups: Groups to train on.
+    algorithm: Algorithm that will train on the batch.
+    policy_step: Number of updates of the policy that the batch will train.
+    rounds: Settings of the rounds.
+    length: Number of tokens per row.
+    mask_truncated: Flag that leaves trajectories that reached a limit out of
+      the loss.
+    contexts: Number of rows per trajectory, one for each of its contexts.
   """
   trajectories = [t for group in groups for t in group]
   group_of = algorithm.group_of
@@ -273,7 +320,14 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
 
 def _group_counts(complete: Sequence[Group], groups: Sequence[Group],
                   carried: int, surplus: int) -> dict[str, float]:
-  """Returns metrics of the groups; sizes count only samples with a score."""
+  """Returns metrics about the numbers, kinds and sizes of a step's groups.
+
+  Args:
+    complete: Groups that were sampled in this step.
+    groups: Groups to train on. A size counts only samples with a score.
+    carried: Number of groups that the previous step left over.
+    surplus: Number of groups that this step leaves over.
+  """
   scores = [[t.outcome_reward for t in group if t.outcome_reward is not None]
             for group in complete]
   kinds = collections.Counter(map(_kind, scores))
@@ -294,7 +348,11 @@ def _group_counts(complete: Sequence[Group], groups: Sequence[Group],
 
 
 def _kind(scores: list[float]) -> str:
-  """Returns the kind of a group by its outcomes."""
+  """Returns the kind of a group, given the outcomes of its samples.
+
+  It is 'failed' if there are no outcomes, 'mixed' if they differ, and else
+  'all_zero', 'all_one' or 'constant' by their common value.
+  """
   if not scores:
     return 'failed'
   best, tolerance = max(scores), advantages.MIN_SPREAD  # as `keep` uses

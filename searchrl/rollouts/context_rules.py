@@ -33,17 +33,19 @@ def without_oldest(
     tokenizer,
     target: int,
 ) -> tuple[int, ...]:
-  """Returns the tokens of a conversation without its oldest observations.
+  """Returns a conversation's tokens, shortened to about `target` tokens.
 
-  As many are replaced by a note as it takes to have at most `target` tokens;
-  the last one never is. Observations that are no longer than the note stay.
+  Observations are replaced by a short note, the oldest first, until there are
+  at most `target` tokens. The last observation is never replaced, nor is one
+  that is not longer than the note.
 
   Args:
     trajectory: The conversation so far.
     observation: Tokens of its last observation.
-    dialogue: The protocol.
+    dialogue: Dialogue that writes the note.
     tokenizer: The tokenizer; see `agent.tokenizer`.
-    target: Number of tokens. There are more if all notes are not enough.
+    target: Number of tokens that the result should have at most. It has more if
+      all notes together do not save enough.
   """
   turns = trajectory.turns
   observed = [*(turn.observation_tokens for turn in turns[:-1]), observation]
@@ -66,10 +68,11 @@ def without_oldest(
 
 def after_summary(trajectory: Trajectory, *, dialogue: Dialogue, tokenizer
                  ) -> tuple[int, ...]:
-  """Returns the tokens of a context that begins with the last turn's summary.
+  """Returns the tokens of a new context, in which a summary replaces the past.
 
-  After the question and the summary, it has the action before and its
-  observation. The summary is shown as data: tags in it are broken.
+  It has the question, the summary that the last turn wrote, and the action
+  before that turn with its observation. Tags in the summary are broken, so that
+  it is read as data.
   """
   *_, acted, summary = trajectory.turns
   notes = neutralise(summary.action.texts[0], dialogue.tag_names)
@@ -79,10 +82,10 @@ def after_summary(trajectory: Trajectory, *, dialogue: Dialogue, tokenizer
 
 
 def summary(dialogue: Dialogue, text: str) -> Action:
-  """Returns the action of a turn that was asked for a summary.
+  """Returns the action of a turn in which the policy was asked for a summary.
 
-  It is an answer if the policy answers instead. Thoughts before the summary are
-  left out.
+  If the policy answered the question instead, it is that answer. Else it is a
+  'summary' whose text is what follows the policy's thoughts.
   """
   action = dialogue.parse(text)
   if action.kind == 'answer':

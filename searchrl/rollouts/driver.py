@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host-side driver of the engine's slots: requests in, trajectories out.
 
-A slot holds one trajectory. When the trajectory is finished, the slot goes to
-the next request in the queue. A search, or a call of another tool, pauses its
-slot while others decode.
+A slot is a row of the engine, with its part of the KV cache. It holds one
+trajectory. When the trajectory is finished, the slot goes to the next request
+in the queue. A search, or a call of another tool, pauses its slot while others
+decode.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ class Budgets:
 
   @property
   def result_tokens(self) -> int:
-    """Length to which a tool's result is cut: that of a query's passages."""
+    """Tokens to which a tool's result is cut: as many as a query's passages."""
     return self.top_k * self.passage_tokens
 
   def check(self, length: int) -> None:
@@ -116,20 +117,21 @@ def run(
     engine: The engine, with its weights loaded.
     search: Search engine that answers all queries of a pass in one call, in a
       thread of its own; or an `engine_wrappers.toolset` of the dialogue's tools.
-    dialogue: The protocol.
+    dialogue: Dialogue that writes prompts and observations, and reads actions.
     tokenizer: The tokenizer; see `agent.tokenizer`.
     budgets: Limits of the trajectories.
-    step: Step of the run; a part of every row's randomness.
+    step: Step of the run, from which random numbers are derived.
     policy_step: Step of the policy, which is written into the trajectories.
     schedule: The order in which slots are served.
     enough: Predicate that is called after each pass with the finished
       trajectories. True means that the rest is not needed.
     watch: Callback that receives each trajectory whenever it has grown: by an
       action, by an observation, and by its end.
-    agree: Function from search results by slot to the ones to use. Processes
-      that share their slots agree on them; search_order must be deterministic
-      then.
-    routing: Flag that adds the experts of all tokens to the trajectories.
+    agree: Function from this process's search results, by slot, to the results
+      to use. If several processes run the same slots in lockstep, it returns
+      equal results on all of them; search_order must then be deterministic.
+    routing: Flag that adds to the trajectories the mixture-of-experts experts
+      that the engine chose for each token.
 
   Returns:
     Trajectories without rewards in the order of `requests`, or None where one
@@ -161,7 +163,7 @@ def run(
 
 
 def _actions(trajectory: Trajectory) -> int:
-  """Returns the number of turns that are no summary."""
+  """Returns the number of turns in which no summary was asked for."""
   return sum(turn.action.kind != 'summary' for turn in trajectory.turns)
 
 
@@ -201,10 +203,11 @@ class _Slots:
     return assigned
 
   def feed(self, ready: Sequence[Unfinished]) -> None:
-    """Appends pending tokens to their slots; ends trajectories that do not fit.
+    """Appends the pending tokens of trajectories to their slots, which decode.
 
-    Trajectories for which the cache has no room now wait for the next call.
-    New trajectories are served last.
+    A trajectory whose next action would not fit in its slot ends here. One for
+    which the shared cache has no room now waits for the next call. New
+    trajectories are served last.
     """
     entries, appends = [], []
     for entry in sorted([*self.waiting, *ready], key=lambda entry: entry.fresh):
@@ -226,21 +229,23 @@ class _Slots:
       self.engine.append([*itertools.compress(appends, granted)])
 
   def _observed(self, entry: Unfinished) -> None:
-    """Makes the pending tokens the observation of the last turn's action."""
+    """Records the entry's pending tokens as the last turn's observation."""
     entry.amend(observation_tokens=entry.pending,
                 observation=self.tokenizer.decode(entry.pending))
     self.watch(entry.trajectory)
 
   def _room(self, entry: Unfinished) -> int:
-    """Returns the number of tokens that fit after an entry's pending ones."""
+    """Returns how many tokens a slot can hold after its pending tokens."""
     used = 0 if entry.fresh else self.engine.used(entry.slot)
     return self.engine.length - used - len(entry.pending)
 
   def _keep_room(self, entry: Unfinished) -> None:
-    """Applies the rule for full contexts if an observation leaves no room.
+    """Makes room in a slot if the last observation leaves too little.
 
-    There must be room for the next action. The rule 'summarise' also keeps room
-    for asking after it for a summary.
+    The rule 'drop' begins a shorter context. The rule 'summarise' asks the
+    policy for a summary first. With 'stop', nothing is done here. There must be
+    room for the next action and, with 'summarise', for a later request for a
+    summary and the summary itself.
     """
     trajectory, rule = entry.trajectory, self.budgets.when_full
     opened = 1 + sum(turn.opens_context for turn in trajectory.turns)
@@ -263,7 +268,7 @@ class _Slots:
           tokenizer=self.tokenizer, target=self.engine.length // 2))
 
   def _open_context(self, entry: Unfinished, tokens: tuple[int, ...]) -> None:
-    """Empties an entry's slot, in which a new context begins."""
+    """Empties an entry's slot, and begins a new context with `tokens` in it."""
     self._release(entry)
     entry.follow(tokens, opens_context=True)
 
@@ -287,7 +292,7 @@ class _Slots:
     return ready + self._admit(bool(ready))
 
   def clear(self) -> None:
-    """Reads the empty decodes after the last trajectory's end."""
+    """Reads all dispatched decodes, after the last trajectory has ended."""
     while self.unread:
       self._read()
 
@@ -300,7 +305,7 @@ class _Slots:
     return stopped
 
   def read_routing(self) -> None:
-    """Waits for the experts of released slots."""
+    """Adds the chosen experts of released slots to their trajectories."""
     for entry, wait in self.unread_routing:
       entry.routing += (wait(),)
       if entry.row in self.finished:
@@ -309,13 +314,18 @@ class _Slots:
     self.unread_routing.clear()
 
   def _release(self, entry: Unfinished) -> None:
-    """Frees an entry's slot after its experts are asked for."""
+    """Frees an entry's slot, after asking the engine for recorded experts."""
     if self.routing and not entry.fresh:
       self.unread_routing.append((entry, self.engine.routing(entry.slot)))
     self.engine.release(entry.slot)
 
   def _take_turn(self, stopped: engines.Stopped) -> Unfinished | None:
-    """Adds a stopped slot's action; returns its entry if it is fed next."""
+    """Adds the action of a stopped slot to its trajectory.
+
+    Returns:
+      The entry if it has tokens to append next; None if it has ended or waits
+      for a search.
+    """
     entry = self.active[stopped.slot]
     text = tag_parser.until_stop(self.tokenizer.decode(stopped.tokens),
                                 self.dialogue.stop_strings)
@@ -372,7 +382,9 @@ class _Slots:
     return self._observe(results)
 
   def _observe(self, results: Results) -> list[Unfinished]:
-    """Prepares the observations of calls; a failed one ends its trajectory.
+    """Returns the entries of calls with their observations as pending tokens.
+
+    A call that failed ends its trajectory, which is then not returned.
     """
     entries: list[Unfinished] = []
     calls: list[tuple[dialogues.Outcome, tuple[int, ...]]] = []

@@ -97,10 +97,18 @@ class Text:
     self._decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
   def add(self, tokens: Sequence[int], last: bool) -> tuple[str, int, bool]:
-    """Returns new text, the number of tokens used, and if a stop was found.
+    """Appends tokens to the text, and returns the part that can now be shown.
 
     Bytes that may begin a stop string or a character are held back until the
-    next tokens decide it, or until `last` releases them.
+    next tokens decide it.
+
+    Args:
+      tokens: Ids of the new tokens.
+      last: True if no more tokens follow, so that nothing is held back.
+
+    Returns:
+      The new text, the number of `tokens` up to the end of a stop string (or of
+      all of them), and True if a stop string was found.
     """
     for count, token in enumerate(tokens, start=1):
       begin = max(len(self._raw) - self._longest + 1, 0)
@@ -118,7 +126,7 @@ class Text:
     return self._decoder.decode(data, final=last)
 
   def _begun_stop(self) -> int:
-    """Returns the bytes of the longest tail that begins a stop string."""
+    """Returns how many last bytes may be the beginning of a stop string."""
     tail = bytes(self._raw[max(len(self._raw) - self._longest + 1, 0):])
     return next((len(tail) - i for i in range(len(tail))
                  if any(stop.startswith(tail[i:]) for stop in self._stops)), 0)
@@ -139,10 +147,10 @@ class Generator:
   """A generator that lets many threads use one engine.
 
   Args:
-    engine: The engine, loaded with a temperature of None. Nothing else may use
-      it.
-    token_bytes: Bytes of each id; see `Text`.
-    eos_ids: Ids that end a choice; the same as in the engine.
+    engine: The engine, loaded with a temperature of None, so that each choice
+      has its own. Nothing else may use it.
+    token_bytes: Bytes of each token id, as a sequence.
+    eos_ids: Token ids that end a choice; the same as in the engine.
     waiting: Maximum number of choices that wait for a slot.
   """
 
@@ -229,7 +237,10 @@ class Generator:
       stream.put(None)
 
   def _next(self) -> list[engines.Append] | None:
-    """Waits for work and returns prompts for the free slots; None if closed."""
+    """Waits for work, and returns prompts to put into free slots.
+
+    None means that the generator is closing and has no work left.
+    """
     with self._changed:
       while not (self._queue or self._running):
         if self._closing:
@@ -304,7 +315,7 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
     seed: Seed of all sampling.
     steps: Number of tokens decoded per pass. New choices join between passes.
     dtype: Dtype of weights, activations and cache.
-    attention: Attention of the engine, already tested; see `layouts.resolve`.
+    attention: Name of the attention implementation, which is already tested.
     waiting: Maximum number of choices that wait for a slot.
 
   Raises:
@@ -330,5 +341,8 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
 
 
 def no_stops(vocab_size: int, eos_ids: Sequence[int]) -> stops_lib.StopTable:
-  """Returns an empty table of stop strings: each request has its own."""
+  """Returns an engine's stop table with end ids, but without stop strings.
+
+  The stop strings differ by request, and the generator looks for them itself.
+  """
   return stops_lib.compile_table((), (), vocab_size, eos_ids)

@@ -3,10 +3,10 @@
 """Rewards of a judge: a language model says whether an answer is right.
 
 `judged` asks a server with OpenAI's chat API, and `judged_in_process` asks a
-model in the policy's engine. Both send the prompt of a grader, ours or
-SimpleQA's, and read its verdict. An answer that cannot be judged gets a JudgeError: its trajectory is in no
-baseline and in no loss. A trajectory without an answer is wrong and is not
-sent.
+model in the policy's engine. Both send the prompt of a grader, this library's
+or SimpleQA's, and read the verdict from the reply. An answer that cannot be
+judged gets a JudgeError: its trajectory is in no baseline and in no loss. A
+trajectory without an answer is wrong and is not sent.
 """
 
 from __future__ import annotations
@@ -124,13 +124,14 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
 
 def judged_in_process(play: rewards.Play, *, tries: int = 1,
                       grader: str = 'searchrl') -> rewards.Judge:
-  """Returns the judge that asks the run's solver, config.solver.
+  """Returns a judge that asks a frozen model beside the policy: the solver.
 
-  The prompt is sent as the solver's question. The verdict is searched for in
-  all that the solver writes, including its answer.
+  config.solver names this model. The judge gives 1 for a right answer, else 0.
+  It sends the grader's prompt as the solver's question. The verdict is searched
+  for in all that the solver writes, including its answer.
 
   Args:
-    play: Solver that plays in the policy's engine.
+    play: Function that lets the solver reply to questions a number of times.
     tries: Number of replies to each prompt; the first verdict counts.
     grader: Name of the grader: 'searchrl', ours, or 'simpleqa'.
 
@@ -165,7 +166,7 @@ def score(trajectories: Sequence[Trajectory],
   Args:
     trajectories: Finished trajectories.
     verdicts: Function from a list of different prompts to their verdicts.
-    grader: Form of the prompts.
+    grader: Grader that writes the prompt about a trajectory.
   """
   prompts = {n: grader.prompt(t) for n, t in enumerate(trajectories)
              if (t.answer or '').strip()}
@@ -183,7 +184,11 @@ def score(trajectories: Sequence[Trajectory],
 
 
 def prompt(trajectory: Trajectory) -> str:
-  """Returns our message that asks for a verdict on a trajectory's answer."""
+  """Returns a prompt that asks a judge if a trajectory's answer is right.
+
+  It is this library's own grader prompt, of which the reply ends with a line
+  "Verdict: correct" or "Verdict: incorrect".
+  """
   question, answer = trajectory.question, trajectory.answer or ''
   texts = question.text, [*question.answers], answer[:_ANSWER_CHARS]
   return PROMPT.format(**dict(zip(('question', 'golds', 'answer'), (
@@ -192,13 +197,16 @@ def prompt(trajectory: Trajectory) -> str:
 
 
 def read_verdict(text: str) -> bool | None:
-  """Returns the last verdict in a reply; None if it has none."""
+  """Returns True for the verdict "correct" in a reply, False for "incorrect".
+
+  The last verdict counts. None means that the reply has no verdict.
+  """
   verdicts = _VERDICT.findall(text)
   return verdicts[-1].lower() == 'correct' if verdicts else None
 
 
 def simpleqa_prompt(trajectory: Trajectory) -> str:
-  """Returns SimpleQA's message about a trajectory's answer (third_party).
+  """Returns SimpleQA's prompt (third_party) to grade a trajectory's answer.
 
   Several gold answers are joined by "or". Each text is on one line, so that an
   answer cannot end the block that quotes it.
@@ -244,7 +252,10 @@ def _grader(name: str) -> Grader:
 
 def _first_verdict(reply: Callable[[str, int], str | SearchError], prompt: str,
                    tries: int, grader: Grader) -> Verdict:
-  """Returns the first verdict in some replies, or the last reply's error."""
+  """Asks for replies until one has a verdict, and returns that verdict.
+
+  It is a JudgeError if a reply fails or no reply of `tries` has a verdict.
+  """
   text = ''
   for number in range(tries):
     replied = reply(prompt, number)
@@ -259,7 +270,7 @@ def _first_verdict(reply: Callable[[str, int], str | SearchError], prompt: str,
 
 def _recall(store: cache.Store | None, model: str, prompts: Sequence[str]
            ) -> dict[str, Verdict]:
-  """Returns the verdicts that are in the cache."""
+  """Returns {prompt: verdict} for the prompts whose verdict is in the cache."""
   found = store.read(model, [(p,) for p in prompts]) if store else {}
   return {prompt: bool(verdict) for (prompt,), verdict in found.items()}
 

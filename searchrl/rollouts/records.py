@@ -1,8 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectories as JSON, their files, and what an update learned from them.
+"""Trajectories as JSON and in files, with the values that an update used.
 
-The files are gzipped jsonl; equal trajectories give equal bytes.
+These values are old log-probs and advantages. The files are gzipped jsonl;
+equal trajectories give equal bytes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,10 @@ from searchrl.trajectory import (
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
-  """Returns a plain dict that `from_json` reads back without loss."""
+  """Returns a trajectory as a dict that JSON can hold.
+
+  `from_json` reads it back without loss.
+  """
   record = dataclasses.asdict(dataclasses.replace(trajectory, routing=()))
   del record['routing']
   if trajectory.routing:
@@ -58,19 +62,25 @@ def from_json(record: dict[str, Any]) -> Trajectory:
 
 
 def question(record: Mapping[str, Any]) -> Question:
-  """Returns the question of a record, also one read from JSON text."""
+  """Returns the Question whose fields a record has.
+
+  The record may come from JSON, in which tuples are lists.
+  """
   return Question(**dict(record) | {
       name: tuple(record.get(name, ())) for name in ('answers', 'gold_passages')})
 
 
 def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
-  """Writes a file atomically, without experts; missing folders are made."""
+  """Writes trajectories to a gzipped jsonl file, one per line, atomically.
+
+  The experts that the engine chose are left out. Missing folders are made.
+  """
   _write(file, [to_json(dataclasses.replace(trajectory, routing=()))
                 for trajectory in trajectories])
 
 
 def read(file: pathlib.Path) -> list[Trajectory]:
-  """Reads the trajectories of a file, as they were but for experts."""
+  """Returns the trajectories of a file that `write` wrote."""
   return [from_json(record) for record in _read(file)]
 
 
@@ -78,10 +88,10 @@ def in_rounds(
     folder: pathlib.Path, questions: Sequence[Question], size: int,
     play: Callable[[int, Sequence[Question]], Sequence[Trajectory]]
 ) -> Iterator[list[Trajectory]]:
-  """Yields the trajectories of one round of questions after another.
+  """Yields a list of trajectories for each round of `size` questions.
 
-  A round whose file exists is read, so that a repeated call continues after the
-  last whole round.
+  A round is sampled and written to a file. If its file exists, it is read
+  instead, so that a repeated call continues after the last whole round.
 
   Args:
     folder: Directory of the files round_000000.jsonl.gz and so on.
@@ -101,14 +111,16 @@ def in_rounds(
 def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
                   batch: Batch, advantages: Any, trained: np.ndarray,
                   contexts: int = 1) -> None:
-  """Writes each trajectory's old log-probs and advantages at sampled tokens.
+  """Writes the old log-probs and advantages that an update used to a file.
+
+  Each trajectory has a line, with the values at its sampled tokens.
 
   Args:
-    file: The file of a step.
+    file: File to write, usually one per training step.
     trajectories: Trajectories in the order of the batch's rows.
-    batch: The batch, with `old_logprobs`.
-    advantages: The algorithm's advantages, [B] or [B T], or an `Estimate` that
-      has them. Anything else is not written.
+    batch: Batch of B rows and T tokens per row, with `old_logprobs`.
+    advantages: Numpy array of the algorithm's advantages, [B] or [B, T], or an
+      `Estimate` that has them. Anything else is not written.
     trained: True for the rows that were trained on, [B]. Others have no old
       log-probs.
     contexts: Number of rows per trajectory.
@@ -132,9 +144,10 @@ def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
 
 
 def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
-  """Reads {(group, sample): learned values}; {} if there is no such file.
+  """Reads a file of `write_learned` as {(group, sample): record}.
 
-  The values are at the sampled tokens, in order. `old_logprobs` are the
+  It returns {} if there is no such file. A record has lists of values at the
+  trajectory's sampled tokens, in order. `old_logprobs` are the
   learner's, in nats; `advantages` are those of the loss. Trajectories that were
   left out of the update have no values. Those that were not trained on because
   their advantages are 0 have no `old_logprobs`.

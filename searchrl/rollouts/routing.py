@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experts that the sampler chose, in trajectories, JSON and batches.
 
-An update that uses them computes the same layers as the sampler did, even if
-rounding would lead its own router to other experts (R3, Ma et al. 2025,
-arXiv:2510.11370). They have a byte for each token, layer and expert.
+They are the choices of mixture-of-experts layers for each token. An update that
+uses them computes the same layers as the sampler did, even if rounding would
+lead its own router to other experts (R3, Ma et al. 2025, arXiv:2510.11370). A
+choice takes one byte, or two if a layer has 256 or more experts.
 """
 
 import base64
@@ -18,20 +19,23 @@ from searchrl.trajectory import Batch, Trajectory
 
 
 def to_json(routing: np.ndarray) -> dict[str, Any]:
-  """Returns a dict that JSON can hold."""
+  """Returns an array of chosen experts as a dict that JSON can hold."""
   return {'dtype': routing.dtype.name, 'shape': routing.shape,
           'data': base64.b64encode(routing.tobytes()).decode()}
 
 
 def from_json(record: Mapping[str, Any]) -> np.ndarray:
-  """Returns the array that `to_json` wrote."""
+  """Returns the array of a dict that `to_json` returned."""
   return np.frombuffer(base64.b64decode(record['data']), record['dtype']
                       ).reshape(record['shape'])
 
 
 def with_routing(batch: Batch, trajectories: Sequence[Trajectory],
                  contexts: int = 1) -> Batch:
-  """Returns a batch with the experts of its tokens, if trajectories have them.
+  """Returns a batch with the experts that the sampler chose for its tokens.
+
+  They are a new field [rows, tokens, layers x experts per token], with zeros
+  where nothing is known. If no trajectory has them, the batch is unchanged.
 
   Args:
     batch: Batch of numpy arrays, from `trajectory.collate`.

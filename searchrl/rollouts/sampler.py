@@ -38,7 +38,7 @@ _SEARCH_WAIT_SECS = 24 * 3600  # limit of the wait for the first process
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-  """Finished trajectories, and the search calls made for them."""
+  """Finished trajectories, and records of the search calls made for them."""
 
   trajectories: list[Trajectory]
   calls: list[Call]
@@ -101,10 +101,11 @@ class Sampler:
     """Samples a trajectory for every request.
 
     Each process samples its share with its own slots, searches and schedule. At
-    the end all processes exchange the results. If a copy of the weights spans
-    processes, all of them sample everything in lockstep, and the first one
-    searches. In a joint search (`engine_wrappers.is_joint`), a process waits
-    until the others search, too, or have finished.
+    the end all processes exchange the results. If the weights are split over
+    devices of several processes, these sample everything in lockstep, and the
+    first one searches. All processes compute a joint search together
+    (`engine_wrappers.is_joint`): each waits until the others search, too, or
+    have finished.
 
     Args:
       weights: Weights that `sync` returned.
@@ -120,8 +121,8 @@ class Sampler:
         this process has finished. True means that the rest is not needed.
       watch: Callback that receives each trajectory of this process whenever it
         has grown. A trajectory that is sampled again starts from nothing.
-      routing: Flag that returns the experts of all tokens, which the engine
-        must record.
+      routing: Flag that adds to the trajectories the mixture-of-experts experts
+        chosen for each token, which the engine must record.
 
     Returns:
       Trajectories without rewards in the order of `requests`, and the search
@@ -159,7 +160,10 @@ class Sampler:
 
 def compile_stops(dialogue: dialogues.Dialogue, tokenizer: tokenizers.Tokenizer,
                   vocab_size: int) -> stops.StopTable:
-  """Returns the table of a dialogue's stop strings and end ids."""
+  """Returns the table with which the engine notices that a turn has ended.
+
+  A turn ends at one of the dialogue's stop strings or at an end-of-turn id.
+  """
   return stops.compile_table(
       tokenizer.token_bytes, dialogue.stop_strings, vocab_size,
       (*chat.ends(tokenizer), *dialogue.end_ids))
@@ -172,7 +176,15 @@ def _with_retries(
     search_retries: int,
     enough: Callable[[Sequence[Trajectory]], bool],
 ) -> Rollouts:
-  """Samples all requests, then repeats the requests whose search failed."""
+  """Samples all requests, and samples again those whose search failed.
+
+  Args:
+    sample: Function that samples a list of requests.
+    requests: The samples to draw.
+    search: Search engine, which is waited for if it is out of service.
+    search_retries: Maximum number of times that a request is sampled again.
+    enough: Predicate on the finished trajectories. True: the rest is dropped.
+  """
   results: list[Trajectory | None] = [None] * len(requests)
   calls: list[Call] = []
   missing = list(range(len(requests)))
@@ -196,10 +208,10 @@ def _with_retries(
 
 def search_with_retry(search: SearchFn, queries: Sequence[Query]
                      ) -> list[Any]:
-  """Returns the results of a search for each query.
+  """Returns the search results of each query, after one retry of failed ones.
 
-  It waits for an engine that is out of service, and then repeats the queries
-  that failed, once.
+  Before each of both tries, it waits while the engine is out of service. The
+  result of a query that failed twice is a SearchError.
   """
   results: dict[int, Any] = {}
   missing = [*range(len(queries))]

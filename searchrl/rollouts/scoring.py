@@ -25,7 +25,11 @@ TurnReward = Callable[[Trajectory], Sequence[float | None]]
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-  """A function that returns the given trajectories with their scores."""
+  """A function that returns the given trajectories with their scores.
+
+  The scores are the reward to train on, the outcome (the value that filters
+  read), named parts of the reward, and possibly a reward for each turn.
+  """
 
   judge: rewards.Judge  # gives the reward, and perhaps the outcome
   outcome: Callable[[Trajectory], float] = rewards.em  # if the judge gives none
@@ -34,11 +38,12 @@ class Scorer:
   turns: TurnReward | None = None
 
   def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Scores a round. Trajectories that a failed search ended get no score.
+    """Returns the trajectories of a round of sampling with their scores.
 
-    All processes call it with the same trajectories. The first process judges,
-    or all processes do if the judge is collective. All get the scores of the
-    first process.
+    Trajectories that a failed search ended are returned without scores. All
+    processes call it with the same trajectories. The first process judges, or
+    all processes do if the judge is collective. All get the scores of the first
+    process.
 
     Raises:
       ValueError: A score is missing, is not a finite number, or could not be
@@ -71,7 +76,7 @@ class Scorer:
     return results[0][0]
 
   def _checked_scores(self, trajectories: Sequence[Trajectory]) -> list[dict]:
-    """Returns the judge's scores, checked, as fields of the trajectories."""
+    """Returns the judge's scores, checked, as dicts of trajectories' fields."""
     rounds = ([[t] for t in trajectories] if self.judge.one_by_one
               else [trajectories])
     scores = itertools.chain.from_iterable(map(self._judge_round, rounds))
@@ -91,7 +96,13 @@ class Scorer:
 
   def _fields(self, trajectory: Trajectory, scores: Scores | rewards.JudgeError
              ) -> dict[str, Any]:
-    """Returns a trajectory's new fields."""
+    """Returns the fields of a trajectory that its scores set, as a dict.
+
+    If the judge failed, this is `judge_error` alone.
+
+    Raises:
+      ValueError: A score is missing or is not a finite number.
+    """
     named = _name([trajectory])
     if isinstance(scores, rewards.JudgeError):
       return {'judge_error': f'{scores.kind}: {scores.detail}'}
@@ -127,7 +138,7 @@ class Scorer:
 
 
 def _scored(trajectory: Trajectory, fields: dict[str, Any]) -> Trajectory:
-  """Returns a trajectory with scores in the form that they have after JSON."""
+  """Returns a trajectory with the fields of its scores, which JSON returned."""
   turns = fields.get('turn_rewards')
   return dataclasses.replace(trajectory, **fields | {
       'turn_rewards': None if turns is None else tuple(turns)})

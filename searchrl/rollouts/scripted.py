@@ -3,8 +3,8 @@
 """Rollouts whose turns a function writes instead of the policy.
 
 The function may be a program or a model on a server. Its turns go through the
-driver of all rollouts, so prompts, passages, budgets and ids are those that the
-policy has in training.
+code that drives all rollouts, so prompts, passages, budgets and token ids are
+those that the policy has in training.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,16 @@ _WAIT_SECS = 0.05  # longest wait for a text while searches may return
 
 
 class Engine:
-  """An engine that gets turns from a function, for the driver of rollouts.
+  """An engine that gets turns from a function instead of a language model.
 
-  It has the methods of `models.inference.engine.Engine`.
+  It has the methods of `models.inference.engine.Engine` that the driver of
+  rollouts calls. A slot holds one trajectory.
 
   Args:
-    write: Function that writes turns. It is called in threads, and its first
-      error ends the rollout.
-    encode: Function from a text to ids.
+    write: Function that returns the text of the next turn, given the request
+      and the turns so far. It is called in threads, and its first error ends
+      the rollout.
+    encode: Function from a text to token ids.
     slots: Number of trajectories at the same time.
     length: Maximum number of tokens of a trajectory.
     max_turns: Maximum number of turns of a trajectory.
@@ -51,13 +53,17 @@ class Engine:
     self._writing: dict[futures.Future[str], engines.Append] = {}
 
   def expect(self, requests: Sequence[Request]) -> None:
-    """Receives the requests of the next rollout."""
+    """Stores the requests of the next rollout, so that `append` finds them.
+
+    The driver of rollouts identifies a turn only by numbers that are computed
+    from its request.
+    """
     self._names = {
         engines.row_ids(_STEP, request.question.uid, request.sample, turn):
         request for request in requests for turn in range(self._max_turns)}
 
   def watch(self, trajectory: Trajectory) -> None:
-    """Receives a trajectory that has grown; the driver calls it."""
+    """Stores the turns of a trajectory that has grown; the driver calls it."""
     self._turns[trajectory.question.uid, trajectory.sample] = trajectory.turns
 
   def load(self, *unused: Any) -> None:
@@ -74,7 +80,7 @@ class Engine:
     return [True] * len(appends)
 
   def append(self, appends: Sequence[engines.Append]) -> None:
-    """Starts to write the next turns of some slots."""
+    """Adds tokens to slots, and starts to write their next turns in threads."""
     for append in appends:
       request = self._names[tuple(append.row_ids)]
       turns = () if append.fresh else self._turns[
@@ -123,12 +129,13 @@ def rollout(write: Write, requests: Sequence[Request], *, tokenizer: Any,
             dialogue: dialogues.Dialogue, budgets: driver.Budgets, length: int,
             search: SearchFn, slots: int, threads: int = 1,
             search_timeout_secs: float = 60.0) -> list[Trajectory]:
-  """Returns finished trajectories in the order of `requests`.
+  """Returns a trajectory for each request, whose turns `write` wrote.
 
   A text that is longer than the budget of a turn is cut, as in any rollout.
 
   Args:
-    write: Function that writes turns; see `Engine`.
+    write: Function that returns the text of the next turn, given the request
+      and the turns so far. It is called in threads.
     requests: The samples to write, each of another question or sample.
     tokenizer: Tokenizer of the policy; see `agent.tokenizer`.
     dialogue: The protocol, in the tokenizer's tokens.

@@ -26,7 +26,9 @@ _HINT = ('Each of your messages ends with one search or with the answer. A '
 
 
 class Teacher:
-  """A function that writes turns; see `scripted.Write`.
+  """A function that asks a served model for the next turn of a conversation.
+
+  Its arguments are a request and the turns so far; it returns a text.
 
   Args:
     dialogue: Protocol of the conversation. A system message shows its tags.
@@ -111,10 +113,11 @@ class Teacher:
 
 
 def close(text: str, dialogue: Dialogue) -> str:
-  """Returns a turn, completed by the stop string that a server leaves out.
+  """Returns the text of a turn with the stop string that a server leaves out.
 
-  The stop string is the one that makes the turn an action. If no stop string
-  does, the turn is returned unchanged.
+  The stop string is the first one with which the dialogue can parse the text.
+  If there is none, the text is returned unchanged. Text after a stop string
+  that is there already is cut.
   """
   if any(stop in text for stop in dialogue.stop_strings):
     return tag_parser.until_stop(text, dialogue.stop_strings)
@@ -125,7 +128,10 @@ def close(text: str, dialogue: Dialogue) -> str:
 
 
 def read_text(body: bytes) -> str:
-  """Returns the text of a response, which may be empty.
+  """Returns the text in a chat completion, which may be empty.
+
+  Args:
+    body: Body of the server's response.
 
   Raises:
     Malformed: The body is not a chat completion.

@@ -33,7 +33,12 @@ class Unfinished:
         *earlier, dataclasses.replace(last, **fields)))
 
   def follow(self, lead: tuple[int, ...], *, opens_context: bool) -> None:
-    """Lets the next turn follow a lead instead of the last observation."""
+    """Sets the tokens that the policy reads next instead of an observation.
+
+    Args:
+      lead: These tokens: a request for a summary, or the start of a context.
+      opens_context: True if they replace all that was in the slot before.
+    """
     self.pending = self.lead = lead
     self.opens_context = self.fresh = opens_context
 
@@ -41,7 +46,13 @@ class Unfinished:
 def queue(requests: Sequence[Request], policy_step: int,
           dialogue: dialogues.Dialogue, tokenizer: Any, max_prompt_tokens: int
          ) -> list[Unfinished]:
-  """Returns the queue in reverse order; each question is encoded once."""
+  """Returns an unfinished trajectory with an encoded prompt for each request.
+
+  The list is in reverse order, so that `pop` gives the first request.
+
+  Raises:
+    ValueError: A prompt has more than `max_prompt_tokens` tokens.
+  """
   prompts: dict[str, tuple[tuple[int, ...], str]] = {}  # ids and text
   entries = []
   for row, request in enumerate(requests):

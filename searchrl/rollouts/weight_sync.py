@@ -46,13 +46,15 @@ _ALIGNED = 128  # unit of a piece's length, so that it is whole tiles of a TPU
 
 def spans_processes(mesh: Mesh, tensor: int, experts: int | None = None
                    ) -> bool:
-  """Returns whether devices that share a copy belong to several processes.
+  """Returns whether one copy of the weights is on devices of several processes.
+
+  These processes then have to sample in lockstep.
 
   Args:
     mesh: Mesh of all processes.
     tensor: Number of devices that share one copy of the weights.
-    experts: Number of such copies that share the experts. None: as many as
-      `runtime.mesh.expert_ways` says.
+    experts: Number of such copies that share the experts of mixture-of-experts
+      layers. None: as many as `runtime.mesh.expert_ways` says.
 
   Raises:
     ValueError: The size of the mesh is not a multiple of `tensor`.
@@ -80,9 +82,11 @@ class Synced:
 
 
 class WeightSync:
-  """A function params on all processes' mesh -> weights of the local engine.
+  """A function that copies the learner's params into the engine's weights.
 
-  The weights are copies, so an update may reuse the memory of the params.
+  The params are on the mesh of all processes, with stacked layers. The weights
+  are on the engine's devices, with a tuple of layers. Because they are copies,
+  an update may reuse the memory of the params.
 
   Args:
     mesh: Mesh of all processes. It determines in how many ways engines split
@@ -133,7 +137,7 @@ class WeightSync:
     self._onto = onto and meshes.shardings(self.mesh, layered)
 
   def __call__(self, params: Any) -> Synced:
-    """Returns the engine's weights, once they are on its devices."""
+    """Returns the engine's weights, after waiting until they are copied."""
     start = time.perf_counter()
     with progress.phase('Copying the weights to the sampler'):
       weights = self._move(
@@ -149,7 +153,7 @@ class WeightSync:
     return Synced(weights, written, time.perf_counter() - start)
 
   def _mine(self, leaf: Any) -> jax.Array:
-    """Returns the same buffers as an array on this process's devices alone."""
+    """Returns an array of this process's shards of `leaf`, without a copy."""
     return jax.make_array_from_single_device_arrays(
         leaf.shape, NamedSharding(self._source, leaf.sharding.spec),
         [shard.data for shard in leaf.addressable_shards])
@@ -158,7 +162,8 @@ class WeightSync:
 def _pieces_on(platform: str) -> Callable[[float], int]:
   """Returns a function from the bytes of a matrix to the number of its pieces.
 
-  On TPUs it is at least 2, as one piece would be the matrix in main memory.
+  A matrix is moved between devices piece by piece. On TPUs it has at least 2
+  pieces, because a single one would be the whole matrix in main memory.
   """
   if platform == 'gpu':
     return lambda size: math.ceil(size / _LARGE)
@@ -166,10 +171,11 @@ def _pieces_on(platform: str) -> Callable[[float], int]:
 
 
 def _copier(dtype: str, sharding: NamedSharding) -> Callable[[Any], Any]:
-  """Returns a function like `slots.unstacked` for one device.
+  """Returns a function that copies params to the engine's form on one device.
 
-  It runs a small program for each array, because one program for all layers
-  would compile for seconds.
+  It casts them to `dtype`, and turns stacked layers into a tuple. It runs a
+  small program for each array, because one program for all layers would compile
+  for seconds.
   """
   copy = jax.jit(lambda x: jnp.array(x, dtype), out_shardings=sharding)
   take = jax.jit(lambda x, i: x[i].astype(dtype), out_shardings=sharding)
@@ -186,7 +192,9 @@ def _copier(dtype: str, sharding: NamedSharding) -> Callable[[Any], Any]:
 
 def _moved(params: Any, *, source: Any, target: Any, dtype: str,
            pieces: Callable[[float], int]) -> Any:
-  """Returns `slots.unstacked` with other shardings, moved layer by layer.
+  """Returns params in the engine's form, moved to its shardings layer by layer.
+
+  They are cast to `dtype`, and stacked layers become a tuple of layers.
 
   Args:
     params: Parameters with stacked layers.
@@ -258,7 +266,10 @@ def _route(before: np.ndarray, after: np.ndarray, target: NamedSharding
 
 
 def _put(piece: jax.Array, sharding: NamedSharding, axis: int) -> jax.Array:
-  """Returns the piece with its array's sharding; its `axis` became two axes."""
+  """Returns a piece of an array with the array's sharding.
+
+  In the piece, the array's `axis` is two axes: parts, and positions in a part.
+  """
   spec = _full(sharding, piece.ndim - 1)
   spec.insert(axis + 1, None)
   return jax.lax.with_sharding_constraint(
@@ -266,23 +277,23 @@ def _put(piece: jax.Array, sharding: NamedSharding, axis: int) -> jax.Array:
 
 
 def _full(sharding: NamedSharding, axes: int) -> list[Any]:
-  """Returns the spec with an entry for each axis."""
+  """Returns a sharding's partition spec, filled up with None to `axes` axes."""
   return [*sharding.spec, *[None] * (axes - len(sharding.spec))]
 
 
 def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> np.ndarray:
-  """Returns the number of parts into which each axis is split."""
+  """Returns the number of parts into which a sharding splits each axis."""
   return np.floor_divide(shape, sharding.shard_shape(shape))
 
 
 def _bytes_of(leaf: jax.Array) -> int:
-  """Returns the bytes of the leaf's parts and copies on all devices."""
+  """Returns the bytes that an array takes on all devices, with its copies."""
   part = math.prod(leaf.sharding.shard_shape(leaf.shape))
   return part * leaf.dtype.itemsize * len(leaf.sharding.device_set)
 
 
 def _on_devices_of(leaf, sharding) -> jax.Array:
-  """Returns the leaf, or a copy if it is on a host or on other devices."""
+  """Returns the leaf on the devices of a sharding; copies it only if needed."""
   if isinstance(leaf, jax.Array) and (
       leaf.sharding.device_set == sharding.device_set):
     return leaf

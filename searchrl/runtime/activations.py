@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Shardings of activations, which follow those of the tokens."""
+"""Constraints on how the activations of a network are split over devices."""
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -10,20 +10,22 @@ from searchrl.runtime import mesh as meshes
 
 def split_by_tokens(mesh: Mesh, x: jax.Array, place: str = 'layer'
                    ) -> jax.Array:
-  """Returns activations [B T D] split over tokens only, in a jitted function.
+  """Returns activations with a sharding that splits only their tokens.
 
-  They are split over rows and, if the mesh has 'sequence', over positions. FSDP
-  splits weights over their width. Without this constraint, the compiler may
-  split activations over their width, too, and then sums each product over all
-  devices, which sends far more than the weights. The gradient is split in the
-  same way.
+  It is for use in a jitted function. Activations have the shape [B T D]: rows,
+  positions, width. They are split over rows and, if the mesh has the axis
+  'sequence', over positions. FSDP splits weights over their width. Without this
+  constraint, the compiler may split activations over their width, too, and then
+  sums each product over all devices, which sends far more than the weights. The
+  gradient is split in the same way.
 
   Args:
     mesh: Mesh of the devices.
-    x: Activations.
-    place: Place of x in the network. 'layer': input of a layer. 'embedded':
-      embeddings as they are looked up, split over their width. 'last': output
-      of the last layer; all positions of a row are gathered for what follows.
+    x: Activations, [B T D].
+    place: Name of the point in the network at which x occurs. 'layer': input of
+      a layer. 'embedded': embeddings as they are looked up, split over their
+      width. 'last': output of the last layer; all positions of a row are
+      gathered for what follows.
   """
   has_parts = meshes.ways(mesh, 'length') > 1
   if not has_parts and (

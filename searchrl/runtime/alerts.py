@@ -38,7 +38,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Alert:
-  """The name and the message of a rule that a step broke."""
+  """A rule that a step broke: the rule's name in RULES, and a message."""
 
   rule: str
   text: str
@@ -138,14 +138,15 @@ RULES = {
 
 def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
            ) -> list[Alert]:
-  """Returns an alert for each rule that the last line breaks, in their order.
+  """Returns the alerts of the newest step: one for each rule that it breaks.
 
-  Values that are not finite are ignored.
+  A rule raises no alert if the step lacks its metric, or if the metric is not
+  finite. Earlier values that are not finite are ignored.
 
   Args:
-    lines: Metrics of the training steps, in order.
-    limits: Limit by rule name. Only these rules are checked. None: all rules,
-      with their default limits.
+    lines: Metrics of the training steps, in order. The last line is checked.
+    limits: Limit by rule name. Only these rules are checked, in this order.
+      None: all rules, with their default limits.
   """
   alerts = []
   for name, limit in (default_limits() if limits is None else limits).items():
@@ -162,7 +163,11 @@ def default_limits() -> dict[str, float]:
 
 
 def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:
-  """Returns each problem of a run with its steps, non-finite metrics first."""
+  """Returns the problems of a whole run, as (message, steps that have it).
+
+  Metrics that were not finite come first. Then come the rules that some step
+  breaks, with their default limits.
+  """
   problems = {f'{name} is not a finite number': steps
               for name, steps in _not_finite(lines).items()}
   for name, rule in RULES.items():

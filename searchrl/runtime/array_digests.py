@@ -26,7 +26,7 @@ def describe(leaf: Any) -> dict[str, str]:
 
 
 def is_whole_on_each_host(leaf: jax.Array) -> bool:
-  """Returns whether every host holds all parts; the same on all hosts."""
+  """Returns whether every host has all parts of an array; same on all hosts."""
   parts: dict[int, set[str]] = {}
   for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
     host: int = device.process_index  # type: ignore[attr-defined]
@@ -36,7 +36,10 @@ def is_whole_on_each_host(leaf: jax.Array) -> bool:
 
 
 def copy(leaf: jax.Array) -> jax.Array:
-  """Returns a copy with the same layout, in the host's memory if possible."""
+  """Returns a copy of an array, split over devices in the same way.
+
+  If possible, the copy of an accelerator's array is in pinned host memory.
+  """
   sharding = leaf.sharding
   device: Any = next(iter(sharding.device_set))
   if device.platform != 'cpu' and 'pinned_host' in {
@@ -46,7 +49,7 @@ def copy(leaf: jax.Array) -> jax.Array:
 
 
 def _on_host(leaf: jax.Array) -> np.ndarray:
-  """Returns an array of which this host holds all parts."""
+  """Returns the whole array as numpy, from the parts that this host has."""
   if leaf.is_fully_addressable:
     return np.asarray(leaf)
   whole = np.empty(leaf.shape, leaf.dtype)

@@ -53,7 +53,7 @@ def save(
     directory: Path, step: int, state: Any, extra: Mapping[str, Any],
     *, keep: int = 2, pinned: Collection[int] = (),
 ) -> None:
-  """Saves one step with a `Saver`, and waits until it is committed."""
+  """Saves one step, and returns when it is committed. See `Saver.save`."""
   with Saver(directory, keep=keep) as saver:
     saver.save(step, state, extra, pinned=pinned)
 
@@ -209,7 +209,7 @@ def steps(directory: Path) -> list[int]:
 
 
 def holds(directory: Path, step: int, name: str) -> bool:
-  """Returns whether a committed step has leaves under a name like 'critic'."""
+  """Returns whether a committed step has arrays under a name like 'critic'."""
   seal, _ = _read_seal(_absolute(directory) / str(step))
   return any(leaf.startswith(f'{name}/') for leaf in seal['leaves'])
 

@@ -37,11 +37,13 @@ def run() -> None:
 
 
 def expand(arguments: list[str]) -> list[str]:
-  """Returns the arguments of `searchrl.main` for those of `searchrl`.
+  """Returns the arguments of `searchrl` as arguments of `searchrl.main`.
+
+  For instance, ['ask', 'runs/dspo'] becomes
+  ['--config=configs/ask.py:runs/dspo'].
 
   Raises:
-    ValueError: No command has this name, its text is missing, or it takes no
-      text.
+    ValueError: There is no command of this name, or `train` has no file.
   """
   if arguments[0].startswith('-'):
     return arguments

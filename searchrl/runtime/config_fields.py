@@ -31,7 +31,14 @@ Settings = dict[str, list[str | None]]
 
 
 def split(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
-  """Returns the values that arguments give to fields, and the other arguments.
+  """Splits command-line arguments into settings of config fields and the rest.
+
+  A setting is --config.FIELD=VALUE, --config.FIELD VALUE or --noconfig.FIELD,
+  which means false.
+
+  Returns:
+    The values by field, as texts (None: no value was given), and the arguments
+    that set no field.
 
   Raises:
     ValueError: An argument --noconfig.FIELD has a value.
@@ -58,15 +65,16 @@ def split(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
 
 def assign(config: config_dict.ConfigDict, settings: Settings, file: str
           ) -> None:
-  """Sets the fields of a config, and locks it.
+  """Sets the fields of a config from texts of a command line, and locks it.
 
   Args:
-    config: Config of a file.
-    settings: Values of fields. If a field has several, the last one counts.
-    file: Path of the file, for errors.
+    config: Config that a config file made.
+    settings: Texts by field. If a field has several, the last one counts, but
+      a tuple may have only one.
+    file: Path of the config file, for errors.
 
   Raises:
-    ValueError: There is no such field, or a value is of another kind.
+    ValueError: There is no such field, or a text is not of the field's type.
   """
   has_all = all(_group_of(config, field) is not None for field in settings)
   added = {} if has_all else add_keywords(config, settings)
@@ -81,10 +89,10 @@ def assign(config: config_dict.ConfigDict, settings: Settings, file: str
 
 def add_keywords(config: config_dict.ConfigDict, settings: Settings
                 ) -> dict[str, Any]:
-  """Adds the keywords of algorithms and optimizers that a config lacks.
+  """Adds to a config the keywords of its algorithm and optimizer that it lacks.
 
   Args:
-    config: Config of a file.
+    config: Config that a config file made.
     settings: Values of a command line, which may name another algorithm.
 
   Returns:
@@ -105,7 +113,10 @@ def add_keywords(config: config_dict.ConfigDict, settings: Settings
 
 def leaves(tree: Mapping[str, Any], prefix: str = ''
           ) -> Iterator[tuple[str, Any]]:
-  """Yields (dotted name, value) of each field, which may be an empty group."""
+  """Yields (dotted name, value) of each field of nested dicts.
+
+  An empty dict counts as a field with the value {}.
+  """
   for name, value in tree.items():
     if hasattr(value, 'items') and value:
       yield from leaves(value, f'{prefix}{name}.')
@@ -117,8 +128,8 @@ def fields(config: config_dict.ConfigDict, group: str = ''
           ) -> Iterator[tuple[str, Any, Any]]:
   """Yields (dotted name, value, rule) of each field, in the config's order.
 
-  The rule is a `Rule` of experiment/rules.py; None if the field has none. The
-  names begin with `group`.
+  The rule says which values are legal: a `Rule` of experiment/rules.py; None if
+  the field has none. `group` is put before each name.
   """
   for name, value in config.items(preserve_field_references=True):
     if isinstance(value, config_dict.ConfigDict) and value:
@@ -129,7 +140,7 @@ def fields(config: config_dict.ConfigDict, group: str = ''
 
 def groups(config: Mapping[str, Any], path: str = ''
            ) -> Iterator[tuple[str, config_dict.ConfigDict]]:
-  """Yields (dotted name, group) of each group in a config."""
+  """Yields (dotted name, group) of each dict in a config, at any depth."""
   for name, value in config.items():
     if isinstance(value, config_dict.ConfigDict):
       yield path + name, value
@@ -137,7 +148,10 @@ def groups(config: Mapping[str, Any], path: str = ''
 
 
 def closest(field: str, config: Mapping[str, Any]) -> str:
-  """Returns a sentence with the field that a name may mean, or ''."""
+  """Returns a hint for an unknown field: a sentence with a similar, legal one.
+
+  The hint is '' if no field of the config is similar.
+  """
   names = sorted((name for name, _ in leaves(config)),
                  key=lambda name: name.count('.'))
   if answer := foreign_names.answer(field, names):
@@ -173,7 +187,10 @@ def _set(config: config_dict.ConfigDict, field: str,
 
 def _check_tuple(field: str, old: tuple[Any, ...], new: tuple[Any, ...],
                  texts: Sequence[str | None], nests: bool) -> None:
-  """Raises a ValueError for entries of a wrong type, or for several tuples."""
+  """Raises a ValueError for a new tuple whose entries have a wrong type.
+
+  It also raises one if the command line gives the tuple several times.
+  """
   if len(texts) > 1:
     raise ValueError(
         f'--config.{field} must be given once, but is given {len(texts)} '

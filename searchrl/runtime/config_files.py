@@ -19,7 +19,11 @@ _SHIPPED = pathlib.Path(__file__).resolve().parents[1] / 'configs'
 
 
 def load(name: str) -> Any:
-  """Loads the config of a file, whose name may end with :KEY=VALUE.
+  """Runs a config file and returns the config that its `get_config` makes.
+
+  Args:
+    name: Path of the file. After a colon it may have a text, such as KEY=VALUE,
+      which get_config receives.
 
   Raises:
     FileNotFoundError: The file does not exist.
@@ -65,7 +69,7 @@ def _broken(file: pathlib.Path, error: Exception) -> ValueError:
 
 
 def _find(file: pathlib.Path) -> pathlib.Path:
-  """Returns the path of a file, or of the package's file of this name."""
+  """Returns a file's path; for a missing configs/NAME, that of the package."""
   shipped = _SHIPPED / file.name
   return shipped if file.parent == pathlib.Path('configs') and (
       not file.is_file() and shipped.is_file()) else file
@@ -84,7 +88,7 @@ def _provide() -> None:
 
 
 def shipped() -> dict[str, str]:
-  """Returns the first line of each config in the package, by name."""
+  """Returns the configs in the package: name -> first line of the docstring."""
   files = [file for file in sorted(_SHIPPED.glob('*.py'))
            if 'def get_config' in file.read_text(encoding='utf-8')]
   return {file.stem: (ast.get_docstring(ast.parse(
@@ -93,7 +97,10 @@ def shipped() -> dict[str, str]:
 
 
 def nearest(path: str) -> str:
-  """Returns a hint with the nearest existing file."""
+  """Returns a hint for a config file that does not exist, with a similar one.
+
+  If no name is similar, the hint says where config files are listed.
+  """
   file = pathlib.Path(path)
   there = [str(path) for path in sorted(file.parent.glob('*.py'))
            if path.stem != '__init__']

@@ -90,11 +90,12 @@ def make_threads(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
-  """Returns devices to compile for, which this machine need not have.
+  """Returns devices for which programs can be compiled without having them.
 
   TPU programs compile on any machine that has libtpu, and GPU programs on any
-  machine that has jax's plugin for CUDA 12. Returns None if these are missing,
-  for a TPU slice of an unusual size, and for GPU hosts that are not full.
+  machine that has jax's plugin for CUDA 12. The result is None if these are
+  missing, for a TPU slice of an unusual size, and for GPU hosts that are not
+  full.
   """
   if kind.torus is None:
     return _gpus_to_compile_for(kind, count)
@@ -128,7 +129,7 @@ def _gpus_to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
 
 
 def by_process(devices: Sequence[Any]) -> list[Any]:
-  """Returns devices grouped by process.
+  """Returns the devices sorted by process, so that each process's are adjacent.
 
   Raises:
     ValueError: The processes do not have the same number of devices.

@@ -21,7 +21,10 @@ _ORBAX = f'{os.sep}orbax{os.sep}checkpoint{os.sep}'
 
 
 def drop_repeated_errors() -> None:
-  """Makes this process drop these repeated messages, but no others."""
+  """Makes this process drop log messages that repeat a failed write's error.
+
+  No other messages are dropped.
+  """
   for name in ('absl', 'asyncio'):
     logging.getLogger(name).addFilter(_is_new)
   hook = sys.unraisablehook
@@ -30,7 +33,7 @@ def drop_repeated_errors() -> None:
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-  """Returns False for log records of a failed write in Orbax."""
+  """Returns whether to keep a log record: False for a failed write in Orbax."""
   if record.levelno < logging.ERROR or not record.exc_info:
     return True
   _, error, trace = record.exc_info

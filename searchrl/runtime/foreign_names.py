@@ -60,11 +60,14 @@ OURS = {name: fields for fields, names in _THEIRS.items()
 
 
 def answer(name: str, fields: Sequence[str]) -> str:
-  """Returns a sentence with our name of a field; '' if it is unknown.
+  """Returns a sentence that translates another library's field name into ours.
+
+  It is '' if the name is unknown, or if the config lacks the field.
 
   Args:
     name: Name in another library, with or without its groups.
-    fields: Dotted names of the fields of a config, which may be in groups.
+    fields: Dotted names of all fields of our config. Each may have more groups
+      before it.
   """
   theirs = max((key for key in OURS if f'.{name}'.endswith(f'.{key}')),
                key=len, default='')

@@ -21,7 +21,7 @@ _IDS = 'loggers.json'  # file with the ids of a run's logs, in its folder
 
 
 class Logger(NamedTuple):
-  """Two functions: one sends a step's metrics to a place, one ends the log."""
+  """A connection to a logging service: a function to send, and one to close."""
 
   log: Callable[[int, Mapping[str, float]], Any]  # a step and its metrics
   close: Callable[[], Any]  # sends what is left
@@ -34,7 +34,7 @@ Make = Callable[[pathlib.Path, Mapping[str, Any], int | None], Logger]
 
 def tensorboard(folder: pathlib.Path, config: Mapping[str, Any],
                 first: int | None) -> Logger:
-  """Writes event files to `tensorboard/` in the folder of the run."""
+  """Makes a logger that writes event files to `tensorboard/` in a folder."""
   del config
   import tensorboardX
   events = folder / 'tensorboard'
@@ -52,10 +52,11 @@ def tensorboard(folder: pathlib.Path, config: Mapping[str, Any],
 
 def wandb(folder: pathlib.Path, config: Mapping[str, Any],
           first: int | None) -> Logger:
-  """Logs to Weights & Biases. A resumed run continues its log there.
+  """Makes a logger for Weights & Biases. A resumed run continues its log there.
 
-  The environment has its own settings, such as WANDB_PROJECT, WANDB_MODE=offline
-  and WANDB_ENTITY. If a restored run repeats steps, their first values stay.
+  Environment variables such as WANDB_PROJECT, WANDB_MODE=offline and
+  WANDB_ENTITY configure it. If a restored run repeats steps, their first values
+  stay.
   """
   del first
   import wandb as package
@@ -69,7 +70,7 @@ def wandb(folder: pathlib.Path, config: Mapping[str, Any],
 
 def trackio(folder: pathlib.Path, config: Mapping[str, Any],
             first: int | None) -> Logger:
-  """Logs to Trackio, on this machine unless TRACKIO_SPACE_ID names a space."""
+  """Makes a logger for Trackio, on this machine or in TRACKIO_SPACE_ID."""
   del first
   import trackio as package
   run = package.init(
@@ -86,7 +87,11 @@ _PACKAGES = {'tensorboard': 'tensorboardX'}
 
 
 def resolve(names: Sequence[str]) -> tuple[Make, ...]:
-  """Returns the makers of the loggers that `train.loggers` names.
+  """Returns the functions that make the loggers with the given names.
+
+  Args:
+    names: Entries of the config field train.loggers: short names of built-in
+      loggers, or 'module:function'.
 
   Raises:
     ValueError: There is no such logger, or its package is not installed.

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device meshes and shardings: from logical axes to axes of a mesh.
 
-`RULES` is the only table that says which axes are split over which devices. All
-other code names logical axes ('batch', 'embed', 'heads', ...) only. Mesh axes
-are `Auto`: the compiler propagates shardings from the arguments. A mesh is
-passed as an argument, or set with `jax.set_mesh`, but is not used in a `with`
-statement. A mesh has the axes 'data', 'fsdp' and 'tensor'. It has 'sequence'
-only if it splits the positions of rows, and 'expert' only if it splits experts.
+A logical axis names a dimension by its meaning, such as 'batch' or 'heads'.
+`RULES` alone says which mesh axes split it; other code names only logical axes.
+A mesh has the axes 'data', 'fsdp' and 'tensor'. It has 'sequence' only if it
+splits the positions of rows, and 'expert' only if it splits experts. All are
+`Auto`: the compiler propagates shardings from the arguments. A mesh is passed
+as an argument or set with `jax.set_mesh`, not used in a `with` statement.
 """
 
 from __future__ import annotations
@@ -86,17 +86,16 @@ def make(
 
 def divided(rollout_devices: int, copy: int, **sizes: Any
            ) -> tuple[Mesh, Mesh]:
-  """Returns the mesh that trains and this process's mesh that samples.
-
-  They are one mesh of all devices if `rollout_devices` is 0.
+  """Returns two meshes: one that trains, and one on which this process samples.
 
   Args:
-    rollout_devices: Number of the last devices of each process; they sample.
-    copy: Number of devices that share a copy of the sampler's weights.
-    **sizes: Sizes of the axes of the mesh that trains, as in `make`.
+    rollout_devices: Number of devices of each process, its last ones, that only
+      sample. 0: both meshes are the same mesh of all devices.
+    copy: Number of sampling devices over which each copy of weights is split.
+    **sizes: Sizes of the axes of the mesh that trains; arguments of `make`.
 
   Raises:
-    ValueError: The rest of the devices cannot train.
+    ValueError: The rest of the devices cannot train; see `trains`.
   """
   if not rollout_devices:
     mesh = make(**sizes)
@@ -110,10 +109,11 @@ def divided(rollout_devices: int, copy: int, **sizes: Any
 
 
 def trains(count: int, rollout_devices: int, copy: int) -> int:
-  """Returns how many of a process's `count` devices train; see `divided`.
+  """Returns how many of a process's devices train: `count` - `rollout_devices`.
 
   Raises:
-    ValueError: The rest of the devices cannot train.
+    ValueError: `rollout_devices` is not 0, and the rest is below 1 or not a
+      multiple of `copy`, the number of sampling devices per copy of weights.
   """
   rest = count - rollout_devices
   if rollout_devices and (rest < 1 or rest % copy):
@@ -140,12 +140,12 @@ def abstract(count: int, **sizes: int) -> AbstractMesh:
 
 
 def spec(mesh: Mesh, logical_axes: Axes) -> PartitionSpec:
-  """Returns the mesh axes that split each dimension; None: it is not split."""
+  """Returns the PartitionSpec of an array with these logical axes."""
   return PartitionSpec(*(_mesh_axes(mesh.shape, axis) for axis in logical_axes))
 
 
 def sharding(mesh: Mesh, logical_axes: Axes) -> NamedSharding:
-  """Returns `spec` as a sharding; `()` replicates an array of any rank."""
+  """Returns the sharding of an array by its logical axes; `()`: replicated."""
   return NamedSharding(mesh, spec(mesh, logical_axes))
 
 
@@ -182,11 +182,11 @@ def check_divisible(mesh: Mesh, shape: Sequence[int], logical_axes: Axes,
 
 
 def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
-  """Puts host arrays onto the mesh, their rows split over 'batch'.
+  """Returns host arrays put onto the mesh, with rows split over its devices.
 
   Every process passes the same arrays, which have all rows, and keeps its own
-  rows. Dimension `axis` has the rows: 0 for [B, ...], 1 for stacked [M, B,
-  ...].
+  rows. Dimension `axis` has the B rows: 0 for arrays [B, ...], 1 for arrays
+  [M, B, ...] that stack M batches.
 
   Raises:
     ValueError: B is not a multiple of the number of batch shards.
@@ -209,7 +209,7 @@ def shard_batch(mesh: Mesh, tree: Any, axis: int = 0) -> Any:
 
 
 def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  """Puts a host array, equal on all processes, onto devices."""
+  """Returns a host array on devices. It must be equal on all processes."""
   x = np.asarray(x)
   if sharding.is_fully_addressable:
     return jax.device_put(x, sharding)
@@ -231,12 +231,11 @@ def copied(x: Any, sharding: NamedSharding, dtype: Any = None) -> jax.Array:
 
 
 def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
-  """Returns x split by the new logical axes, within a jitted function.
+  """Returns x split by the logical axes `new`, for use in a jitted function.
 
-  The old axes are given so that the compiler does not split x by the new axes
-  before this point. The gradient is resharded from new to old. If the new axes
-  split x unevenly, over several mesh axes, the compiler may gather all of x on
-  the way.
+  `old` says how x is split before. Without it, the compiler might split x by
+  `new` earlier. The gradient is resharded from `new` to `old`. If `new` splits
+  x unevenly, over several mesh axes, the compiler may gather all of x first.
   """
   for axes in (old, new):
     x = jax.lax.with_sharding_constraint(x, sharding(mesh, axes))
@@ -250,9 +249,10 @@ def bytes_of(tree: Any) -> float:
 
 
 def expert_ways(mesh: Mesh | AbstractMesh, tensor: int) -> int:
-  """Returns the number of ways in which engines on a mesh split experts.
+  """Returns the number of parts into which samplers on a mesh split experts.
 
-  `tensor` is the number of devices that share a copy of all other weights.
+  It is the greatest common divisor of the size of the mesh's axis 'expert' and
+  the number of weight copies, each of which is split over `tensor` devices.
   """
   return math.gcd(mesh.shape.get('expert', 1), mesh.size // tensor)
 
@@ -280,10 +280,10 @@ def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
 
 
 def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
-  """Returns the shape of the grid that some coordinates form; () if none.
+  """Returns the shape of the grid that a list of coordinates forms; () if none.
 
-  In a grid, the coordinates on each line of the last axis differ in one number
-  only. The first coordinates of these lines are again a grid.
+  The list is in row-major order: on each line of the last axis, coordinates
+  differ in one number only. The first ones of the lines form a grid again.
   """
   if len(places) == 1:
     return ()
@@ -388,7 +388,7 @@ def _slices(devices: Sequence[Any]) -> int:
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
-  """Returns the sizes with -1 replaced.
+  """Returns the axis sizes with -1 replaced, so that their product is `count`.
 
   Raises:
     ValueError: The sizes do not multiply to `count` devices.
@@ -438,7 +438,7 @@ def _mesh_axes(present: Container[str], axis: str | None
 
 
 def _ways(mesh: Mesh | AbstractMesh, axis: str | None) -> tuple[str, int]:
-  """Returns the mesh axes that split a logical axis, and the count of parts."""
+  """Returns a logical axis's mesh axes as 'data x fsdp', and their product."""
   axes = _mesh_axes(mesh.shape, axis) or ()
   axes = (axes,) if isinstance(axes, str) else axes
   return ' x '.join(axes), math.prod(mesh.shape[a] for a in axes)

@@ -85,16 +85,20 @@ class Writer:
       logger.log(int(step), floats)
 
   def holds(self, step: int, prefix: str) -> bool:
-    """Returns whether the step has a value whose name begins with `prefix`."""
+    """Returns whether a step was written with a metric whose name has a prefix.
+
+    It is always True on processes that do not write.
+    """
     return self._file is None or any(
         line[self._step_field] == step and
         any(name.startswith(prefix) for name in line)
         for line in read(self.path))
 
   def truncate(self, step: int) -> None:
-    """Drops the lines after the restored `step`, since they will be rewritten.
+    """Drops the lines of later steps, for a run that was restored at `step`.
 
-    Pass -1 for a run that starts from the beginning in an old `workdir`.
+    The run writes these steps again. Pass -1 for a run that starts from the
+    beginning in an old `workdir`.
     """
     if self._file is None:
       return
@@ -114,7 +118,11 @@ class Writer:
 
 
 def drop(workdir: str | os.PathLike[str], step: int, prefix: str) -> None:
-  """Drops the lines of a step, above 0, whose names all begin with a prefix."""
+  """Rewrites metrics.jsonl of a run without some lines of one step.
+
+  Dropped are the lines of `step` (above 0) in which the names of all metrics
+  begin with `prefix`.
+  """
   _drop(pathlib.Path(workdir) / FILE, lambda line: (
       line[STEP] == step > 0 and
       all(name.startswith((STEP, prefix)) for name in line)))

@@ -14,12 +14,12 @@ from typing import Any
 
 
 def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
-  """Returns the function that a config names.
+  """Imports and returns the function that a config names as 'module:function'.
 
   Args:
     name: Name of the function, as 'module:function'.
-    field: Config field that holds the name, for the message.
-    ours: Names of existing functions, for the message.
+    field: Config field that holds the name, for the error message.
+    ours: Names of functions that the package has, for the error message.
 
   Raises:
     ValueError: The module or the function does not exist, or importing the
@@ -51,17 +51,17 @@ def resolve(name: str, *, field: str, ours: str) -> Callable[..., Any]:
 
 
 def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
-  """Calls the function that a config names with the config's options.
+  """Calls a function that a config names, and returns its result.
 
   Args:
     name: Name of the function, as 'module:function'.
-    options: Keyword arguments of the function.
-    field: Config field that holds both, for the message.
-    ours: Names of existing functions, for the message.
+    options: Keyword arguments of the call, from the config.
+    field: Config field that holds both, for the error message.
+    ours: Names of functions that the package has, for the error message.
 
   Raises:
-    ValueError: The function is not found (see `resolve`), or an option is
-      unknown, missing or refused by the function itself.
+    ValueError: The function does not exist, or an option is unknown, missing or
+      refused by the function itself.
   """
   function = resolve(name, field=field, ours=ours)
   _check_options(_parameters(function), name, options, field)
@@ -78,10 +78,19 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
 
 def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
          ours: str) -> Callable[..., Any]:
-  """Returns the function that a config names, with its options filled in.
+  """Returns a function that a config names, with options as keyword arguments.
 
-  The arguments are those of `build`, and so are the errors. `option_field` is
-  the config field of the options. The caller passes the other arguments.
+  The caller passes the other argument, which is the function's first one.
+
+  Args:
+    name: Name of the function, as 'module:function'.
+    options: Keyword arguments that are filled in, from the config.
+    field: Config field that holds the name, for the error message.
+    option_field: Config field that holds the options, for the error message.
+    ours: Names of functions that the package has, for the error message.
+
+  Raises:
+    ValueError: The function does not exist, or an option is unknown or missing.
   """
   function = resolve(name, field=field, ours=ours)
   _check_options(_parameters(function)[bool(argument(function)):], name,
@@ -126,19 +135,19 @@ def _check_options(parameters: Sequence[inspect.Parameter], name: str,
 
 def beside(name: str, function: str, *, field: str, ours: str
           ) -> Callable[..., Any] | None:
-  """Returns another function of the module that has a config's function.
+  """Returns a function by its name, from the module of a config's function.
 
   Args:
-    name: Name of the function, as 'module:function'.
-    function: Name of the other function.
-    field: Config field that holds `name`, for the message.
-    ours: Names of existing functions, for the message.
+    name: Name of the config's function, as 'module:function'.
+    function: Name of the function to return, which is in the same module.
+    field: Config field that holds `name`, for the error message.
+    ours: Names of functions that the package has, for the error message.
 
   Returns:
-    The other function, or None if the module has none.
+    The function, or None if the module has none of this name.
 
   Raises:
-    ValueError: The first function does not exist.
+    ValueError: The config's function does not exist.
   """
   resolve(name, field=field, ours=ours)
   module = importlib.import_module(name.partition(':')[0])

@@ -48,7 +48,7 @@ _REFUSALS = {kind.__name__: kind for kind in (  # the first match is used
 
 @dataclasses.dataclass(frozen=True)
 class _Channel:
-  """Meetings that are ordered among themselves."""
+  """A sequence of meetings, whose order does not depend on other channels."""
 
   name: str
   # Numbers of meetings, equal on all processes.
@@ -65,9 +65,10 @@ _of_thread = threading.local()
 
 
 def channel(name: str) -> None:
-  """Gives the calling thread meetings that others' meetings do not order.
+  """Lets the calling thread meet the same thread of the other processes.
 
-  Only one thread of each process may use a channel at a time.
+  Its meetings have an order of their own, independent of other threads'. Only
+  one thread of each process may use a channel at a time.
   """
   _of_thread.channel = _channels.setdefault(name, _Channel(f'searchrl/{name}'))
 
@@ -182,11 +183,11 @@ def barrier(tag: str, timeout_secs: float | None = None) -> None:
 
 
 def agree(tag: str, value: Any) -> Any:
-  """Returns the value, which must be equal on all processes.
+  """Returns the value, after checking that all processes have an equal one.
 
   Args:
-    tag: Name of the value in the message, such as 'config'.
-    value: Value that JSON can hold. The message names only the leaves of nested
+    tag: Name of the value in the error message, such as 'config'.
+    value: Value that JSON can hold. The error names only the leaves of nested
       dicts that differ.
 
   Raises:
@@ -205,9 +206,9 @@ def agree(tag: str, value: Any) -> Any:
 
 
 def share(items: Sequence[Any]) -> Sequence[Any]:
-  """Returns this process's block of the items.
+  """Returns this process's share of a sequence: one contiguous block of it.
 
-  Block sizes differ by at most 1.
+  The blocks of all processes cover the sequence; sizes differ by at most 1.
   """
   edges = [len(items) * i // count() for i in (index(), index() + 1)]
   return items[slice(*edges)]
@@ -215,13 +216,13 @@ def share(items: Sequence[Any]) -> Sequence[Any]:
 
 def on_first(tag: str, function: Callable[[], Any],
              timeout_secs: float | None = None) -> Any:
-  """Calls a function on the first process; returns its value on all of them.
+  """Calls a function on the first process; returns its result on all of them.
 
   Args:
     tag: Purpose of this meeting.
     function: Function that writes files, or reads files that may change. It
       returns what JSON can hold. The other processes wait for it.
-    timeout_secs: Time-out, as in `exchange`.
+    timeout_secs: Seconds that the wait may last. None: SEARCHRL_MEETING_SECS.
 
   Raises:
     ValueError, OSError: The function raised it. Raised on all processes.
@@ -253,13 +254,14 @@ def stop_requested_anywhere(is_requested: bool) -> bool:
 
 
 def leave(code: int) -> bool:
-  """Tells the others that this process ends early, with an exit code.
+  """Tells the other processes that this one ends early, with an exit code.
 
-  They raise `Left` at the meeting that they wait at, or come to soon.
+  They raise `Left` at the meeting at which they wait, or which they reach
+  within 10 seconds.
 
   Returns:
-    Whether they came to a meeting. If not, they may wait for this process on
-    their devices, and learn of its end by its silence.
+    True if all others came to a meeting. If False, they may be waiting for this
+    process on their devices, and notice its end only by its silence.
   """
   try:
     meet(_LEAVES, str(code).encode(), _LEAVE_SECS)
@@ -270,10 +272,13 @@ def leave(code: int) -> bool:
 
 def meet(tag: str, payload: bytes, timeout_secs: float | None = None
         ) -> list[tuple[str, bytes]]:
-  """Returns every process's (tag, payload); the tags may differ.
+  """Returns the tag and payload that each process brought to this meeting.
+
+  The list is in process order. The tags may differ.
 
   Raises:
-    TimeoutError, Left: See `exchange`.
+    TimeoutError: Some processes did not arrive in time.
+    Left: Another process has ended early.
   """
   if count() == 1:
     return [(tag, payload)]

@@ -90,12 +90,12 @@ class Phase:
             f'{_duration(self.secs(now))}, {self.left(now)} left')
 
   def left(self, now: float) -> datetime.timedelta:
-    """Returns the remaining time, at the speed so far."""
+    """Returns the time that the phase still needs, at its speed so far."""
     return datetime.timedelta(
         seconds=round(self._pace(now) * max(self.total - self.done, 0)))
 
   def all(self, now: float) -> float:
-    """Returns the seconds for all units, at the speed so far."""
+    """Returns the seconds that all units of the phase take, at its speed."""
     return self._pace(now) * self.total
 
   def _pace(self, now: float) -> float:
@@ -154,7 +154,7 @@ class Display:
 
   def advance(self, phase: Phase, done: int, fields: list[str] | None = None
              ) -> None:
-    """Sets the number of finished units, and the texts beside the bar."""
+    """Sets how many units of a phase are finished, and the texts at its bar."""
     now = self._clock()
     with self._lock:
       phase.done = min(done, phase.total)
@@ -262,7 +262,7 @@ def _joined(text: str, fields: Iterable[str], columns: int) -> str:
 
 
 def _duration(secs: float) -> str:
-  """Returns seconds as text; in minutes if there are 100 or more."""
+  """Returns seconds as text; from 100 on in the form hours:minutes:seconds."""
   return f'{secs:.0f} s' if secs < 100 else str(
       datetime.timedelta(seconds=round(secs)))
 
@@ -322,7 +322,12 @@ def phase(what: str, *, total: int = 0, unit: str = '', quiet: bool = False
 
 
 def counted(items: Iterable[T], reach: Callable[[int], None]) -> Iterator[T]:
-  """Yields the items, and shows their number in the bar of a phase."""
+  """Yields the items, and reports after each how many were yielded.
+
+  Args:
+    items: Items to yield.
+    reach: Function that sets the number in the bar; see `phase`.
+  """
   for number, item in enumerate(items, start=1):
     yield item
     reach(number)
@@ -337,8 +342,9 @@ class Timer:
   """A timer of phases; `with timer('rollout'): ...` adds to a phase's seconds.
 
   Args:
-    said: Texts of phases to show, by the phases' names. Until the first `pop`
-      they have their own lines, because the first step compiles.
+    said: Texts to show on stderr while a phase runs, by the phase's name. Until
+      the first `pop` they have their own lines, since the first step compiles.
+      Phases without a text are only timed.
   """
 
   def __init__(self, said: Mapping[str, str] | None = None):

@@ -50,7 +50,10 @@ _open: list[_Mirror] = []  # the mirror of this process's job, if any
 
 
 def scratch() -> pathlib.Path:
-  """Returns the directory of the local folders; SEARCHRL_SCRATCH names it."""
+  """Returns the directory that has the local folders of all stores.
+
+  It is SEARCHRL_SCRATCH if set, else ~/.cache/searchrl/stores.
+  """
   return pathlib.Path(os.environ.get('SEARCHRL_SCRATCH') or
                       pathlib.Path.home() / '.cache' / 'searchrl' / 'stores')
 
@@ -62,10 +65,11 @@ def is_store(path: str) -> bool:
 
 @contextlib.contextmanager
 def opened(workdir: str) -> Iterator[str]:
-  """Yields the local folder of a job, and pushes it when the body ends.
+  """Yields the local folder of a job, and copies it to its store at the end.
 
   Args:
-    workdir: Local folder, which is yielded unchanged, or address of a store.
+    workdir: Local folder, which is yielded unchanged, or address of a store. A
+      store's files are first copied to the local folder.
 
   Raises:
     ValueError: The store cannot be read, another process uses its local folder,
@@ -103,7 +107,11 @@ def push() -> None:
 
 @functools.cache
 def local(path: str) -> str:
-  """Returns the local folder of a run; if it is in a store, a copy.
+  """Returns a local folder that has the files of a run.
+
+  Args:
+    path: Local folder, which is returned unchanged, or address of a store, from
+      which the files are copied.
 
   Raises:
     ValueError: The store cannot be read.

@@ -35,7 +35,10 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_at_sigterm() -> None:
-  """Makes SIGTERM end the process with a message, until the job begins."""
+  """Makes SIGTERM print a message and end the process, with exit code 75.
+
+  It is for the time before the job begins.
+  """
   def end(number, frame):
     say('Ended by SIGTERM before anything began. Run the same command to go '
         'on.')
@@ -48,7 +51,8 @@ def raise_at_sigterm() -> None:
   """Makes SIGTERM raise `Terminated` in the main thread, as Ctrl-C does.
 
   Python drops exceptions that are raised in a callback of its garbage collector
-  or in `__del__`. If it dropped that of a signal, the signal comes again.
+  or in `__del__`. If it drops the exception of a signal, the signal is sent
+  again.
   """
   def terminate(number, frame):
     raise Terminated
@@ -97,10 +101,10 @@ def say(text: str) -> None:
 
 
 class StopRequest:
-  """A record of Ctrl-C or SIGTERM; a second Ctrl-C raises KeyboardInterrupt.
+  """A context manager that records whether Ctrl-C or SIGTERM has arrived.
 
-  It is a context manager for the main thread. At its end, the previous handlers
-  are restored.
+  A second Ctrl-C raises KeyboardInterrupt. It is for the main thread. When its
+  body ends, the previous signal handlers are restored.
 
   Args:
     notice: Function that the signal handler calls at the first request.

@@ -46,19 +46,24 @@ class Workdir:
   unset: tuple[str, ...] = ()
 
   def check(self) -> None:
-    """Raises the errors of `prepare`, but writes no file of the run."""
+    """Raises the errors that `prepare` would, but writes no file of the run."""
     processes.on_first('workdir?', lambda: check(
         self.folder, self.config.to_dict(), free=self.free, unset=self.unset,
         allow_changes=self.config.allow_changes))
 
   def prepare(self) -> None:
-    """Makes or reopens the directory; see the function `prepare`."""
+    """Makes or reopens the run's directory, writes its config, and locks it."""
     processes.on_first('workdir', lambda: prepare(
         self.folder, self.config.to_dict(), free=self.free, unset=self.unset,
         allow_changes=self.config.allow_changes))
 
   def note(self, name: str, facts: Callable[[], Any]) -> None:
-    """Writes the facts that a function returns; see the function `note`."""
+    """Writes facts to <name>.json, or raises a ValueError if they have changed.
+
+    Args:
+      name: Name of the file without its suffix.
+      facts: Function that the first process calls to get the facts.
+    """
     processes.on_first(name, lambda: note(
         self.folder, name, facts(), allow_changes=self.config.allow_changes))
 
@@ -91,7 +96,11 @@ def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,
 def check(folder: str | pathlib.Path, config: dict[str, Any], *,
           allow_changes: bool = False, free: tuple[str, ...] = (),
           unset: tuple[str, ...] = ()) -> None:
-  """Raises the errors of `prepare`, but writes no file of the run."""
+  """Raises the errors that `prepare` would, but writes no file of the run.
+
+  If the directory has a run, it is locked. The arguments are those of
+  `prepare`.
+  """
   path = pathlib.Path(folder)
   if not (path / CONFIG).exists():
     return
@@ -114,7 +123,15 @@ def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
 
 def note(folder: str | pathlib.Path, name: str, facts: Any, *,
          allow_changes: bool = False) -> None:
-  """Writes facts that depend on files outside the config to <name>.json.
+  """Writes facts about a run to <name>.json in its directory.
+
+  The facts depend on files outside the config, such as the data.
+
+  Args:
+    folder: Directory of the run.
+    name: Name of the file without its suffix.
+    facts: Value that JSON can hold.
+    allow_changes: Whether the facts may differ from those of an earlier start.
 
   Raises:
     ValueError: The facts were different when the run began.
@@ -128,7 +145,10 @@ def note(folder: str | pathlib.Path, name: str, facts: Any, *,
 
 
 def environment() -> dict[str, Any]:
-  """Returns the revision, versions and machine, to record with measurements."""
+  """Returns the git revision, package versions and machine of this process.
+
+  They are recorded with measurements.
+  """
   versions: dict[str, str | None] = {}
   for name in _PACKAGES:
     try:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A generated archive: long documents about towns, and what only tools answer.
+"""A generated archive: documents of towns, and questions that need tools.
 
 A search shows the first sentence of a document, which has the numbers of the
 town's people and houses. The other facts are further down, so a policy must
@@ -43,7 +43,7 @@ class Town:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """A question of the archive, and what it asks."""
+  """A question about a town of the archive, with the data of its answer."""
 
   kind: str  # one of KINDS
   town: Town
@@ -87,7 +87,14 @@ def _town(name: str, drawn: Mapping[str, Sequence[str]],
 
 def problems(found: Sequence[Town], kind: str, rng: np.random.Generator
             ) -> Iterator[Problem]:
-  """Yields random questions of a kind, without end; some occur twice."""
+  """Yields random questions about towns, without end. Questions may repeat.
+
+  Args:
+    found: Towns, as `towns` returns them.
+    kind: Kind of all questions, one of KINDS: 'fact' asks for a fact of a town,
+      'sum' and 'difference' for a result with its people and houses.
+    rng: Generator of the choices.
+  """
   while True:
     town = found[int(rng.integers(len(found)))]
     if kind != 'fact':
@@ -100,15 +107,22 @@ def problems(found: Sequence[Town], kind: str, rng: np.random.Generator
 
 
 def question(problem: Problem, uid: str, source: str) -> Question:
-  """Returns a problem as a question of the library."""
+  """Converts a problem of the archive to a Question, with its right answer.
+
+  Args:
+    problem: Problem to convert.
+    uid: Unique id of the question.
+    source: Name of the data set under which evaluation reports it.
+  """
   return Question(uid, problem.wording, (problem.answer,), data_source=source)
 
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-  """Probabilities that the agent of the demonstrations uses a tool.
+  """Probabilities that the scripted agent of the demonstrations uses a tool.
 
-  They show every skill and little use of it. What pays is left to RL.
+  With the defaults, the demonstrations show every skill, but little use of it.
+  RL must find out which use pays.
   """
 
   opens: float = 0.5  # opens a document whose first sentence lacks the fact
@@ -119,12 +133,16 @@ class Habits:
 def act(problem: Problem, turns: Sequence[Turn], habits: Habits,
         rng: np.random.Generator, tools: Sequence[str]
         ) -> tuple[str, Action]:
-  """Returns the thought and the action of the demonstrations' agent.
+  """Returns (thought, action): what a scripted agent does next.
+
+  It makes demonstrations. The agent searches first. It then opens the document
+  or calculates, with the probabilities of its habits, and answers. An answer
+  that it has not found is a guess.
 
   Args:
-    problem: The question.
+    problem: Question that the agent answers.
     turns: Turns so far.
-    habits: Probabilities that tools are used.
+    habits: Probabilities that the agent uses a tool.
     rng: Generator of the choices of this turn.
     tools: Names of the tools that the agent has.
   """
@@ -148,7 +166,11 @@ def act(problem: Problem, turns: Sequence[Turn], habits: Habits,
 def _read(problem: Problem, turns: Sequence[Turn], habits: Habits,
           rng: np.random.Generator, tools: Sequence[str]
           ) -> tuple[str, Action]:
-  """Opens the document, reads on, answers what is there, or guesses."""
+  """Returns (thought, action): what the agent does next to find a fact.
+
+  It answers if it has read the answer. Otherwise it opens the next page of the
+  document or guesses.
+  """
   answer = problem.answer
   if any(answer in turn.observation for turn in turns):
     return f'{problem.relation} {answer}', Action('answer', (answer,))

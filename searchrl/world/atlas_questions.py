@@ -116,7 +116,11 @@ class AtlasQuestion:
     return len(self.facts)
 
   def row(self) -> dict[str, Any]:
-    """Returns the line of a question file; see docs/data.md."""
+    """Returns the question as a dict, which is one line of a file of questions.
+
+    It has the question, its gold answers and, in 'metadata', the facts, queries
+    and passages that lead to the answer. The format is in docs/data.md.
+    """
     return {
         'id': self.uid, 'question': self.text,
         'golden_answers': list(self.facts[-1].answers),
@@ -130,7 +134,13 @@ class AtlasQuestion:
 
 
 def split(atlas: Atlas, share: float, seed: int) -> frozenset[str]:
-  """Returns the keys of the entities with which only test questions begin."""
+  """Returns the keys of the entities with which only test questions begin.
+
+  Args:
+    atlas: The atlas.
+    share: Expected fraction of the entities that are chosen, in [0, 1].
+    seed: Seed of the choice.
+  """
   return frozenset(key for key in atlas.entities
                    if _uniform(f'{seed}/split/{key}') < share)
 
@@ -202,7 +212,7 @@ def _uniform(text: str) -> float:
 
 
 class _Writer:
-  """A writer of the questions of chains."""
+  """A writer of questions: makes the text and queries of a chain of facts."""
 
   def __init__(self, atlas: Atlas, passages: Sequence[Passage], seed: int,
                search: Search):
@@ -236,7 +246,11 @@ class _Writer:
 
   def _ordered(self, group: Iterable[tuple[Fact, ...]]
               ) -> collections.deque[tuple[Fact, ...]]:
-    """Returns chains in a random order in which equal answers are late."""
+    """Returns chains in random order, but with frequent answers spread out.
+
+    First come chains whose last answer is new, then those with an answer that
+    occurred once before, and so on.
+    """
     order = sorted(group, key=lambda chain: _uniform(
         f'{self._seed}/' + '/'.join(f.subject + f.relation for f in chain)))
     count: collections.Counter[str] = collections.Counter()
@@ -248,9 +262,9 @@ class _Writer:
         ranked, key=lambda item: item[:2]))
 
   def write(self, chain: tuple[Fact, ...]) -> AtlasQuestion | None:
-    """Returns the question of a chain.
+    """Returns the question of a chain, or None if the chain is not fair.
 
-    The result is None if an answer is known before its hop.
+    It is not fair if the answer of a hop can be read before that hop.
     """
     entity = self._atlas.entities[chain[0].subject]
     relations = '-'.join(fact.relation for fact in chain)
@@ -273,7 +287,15 @@ class _Writer:
 
   def _is_fair(self, text: str, chain: Sequence[Fact], places: Sequence[str],
                queries: Sequence[str]) -> bool:
-    """Returns whether no answer is known before its hop."""
+    """Returns whether each answer of a chain can be read only at its own hop.
+
+    Args:
+      text: Text of the question, which may contain no answer.
+      chain: Facts of the question.
+      places: Ids of the passages that contain the facts.
+      queries: Query for each fact. Passages that the engine finds for a query
+        before the last may not contain the last answer.
+    """
     earlier = [text, *(self._text[place] for place in places)]
     if any(mentions(other, fact.answers) for hop, fact in enumerate(chain)
            for other in earlier[:hop + 1]):

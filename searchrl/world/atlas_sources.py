@@ -139,7 +139,7 @@ def _languages(draft: _Draft, codes: Any) -> dict[str, str]:
 
 def _current_countries(cache: Any, codes: Any
                       ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the code and row of each existing country that has a capital."""
+  """Yields (code, row) of each country that exists today and has a capital."""
   for code, row in sorted(cache.get_countries().items()):
     if row['capital'] and (code == 'XK' or codes.countries.get(alpha_2=code)):
       row = {key: value.strip() if isinstance(value, str) else value
@@ -362,7 +362,7 @@ def _capitals(draft: _Draft, cache: Any, countries: Mapping[str, Sequence[str]],
 
 def _named(rows: Iterable[Mapping[str, Any]], name: str
           ) -> Mapping[str, Any] | None:
-  """Returns the city with a name, or the largest with it as another name."""
+  """Returns the city with a name, or else the largest city with this alias."""
   rows, folded = list(rows), atlas_facts.folded(name)
   for row in rows:
     if atlas_facts.folded(row['name']) == folded:

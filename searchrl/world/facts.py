@@ -65,7 +65,10 @@ class World:
     return {n: kind for kind, group in self.entities.items() for n in group}
 
   def answers(self, name: str) -> tuple[str, ...]:
-    """Returns the right answers: a name, and aliases that no other name has."""
+    """Returns the texts that count as right if the answer is a given name.
+
+    They are the name, and those of its aliases that no other name has.
+    """
     kind = self.kind_of[name]
     others = {alias for other in self.entities[kind] if other != name
               for alias in names.aliases(kind, other)}
@@ -127,13 +130,19 @@ def make(seed: int, *, sizes: Mapping[str, int] | None = None,
 
 @functools.cache
 def common_knowledge() -> World:
-  """Returns the world that every world with common knowledge contains."""
+  """Returns the fixed world whose facts a model can memorise.
+
+  Every world that is made with common knowledge contains it.
+  """
   return _drawn(0, COMMON_SIZES, 'common', np.random.default_rng(20253))
 
 
 @functools.cache
 def held_out() -> Set[Fact]:
-  """Returns the common facts, three in ten, that training never asks about."""
+  """Returns the facts of common knowledge that training never asks about.
+
+  They are three in ten, always the same.
+  """
   keys = list(common_knowledge().facts)
   rng = np.random.default_rng(20254)
   return frozenset(keys[i] for i in rng.permutation(len(keys))[
@@ -161,7 +170,13 @@ def _drawn(seed: int, sizes: Mapping[str, int], source: names.NameSource,
 
 
 def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
-  """Returns common knowledge with new values for a fraction of its facts."""
+  """Returns the facts of common knowledge, of which a random part has changed.
+
+  Args:
+    fixed: World of common knowledge.
+    share: Fraction of the facts that get another object.
+    seed: Seed of the draw.
+  """
   facts, rng = dict(fixed.facts), np.random.default_rng([seed, 20255])
   keys = list(facts)
   for i in rng.permutation(len(keys))[:round(share * len(keys))]:
@@ -172,11 +187,13 @@ def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
 
 
 def topic(world: World, chain: Chain) -> Topic | None:
-  """Returns the topic of a chain, which says where its answer is known.
+  """Returns the topic of a chain: whether a model's memory knows its answer.
+
+  Memory is common knowledge, as it was before some facts changed.
 
   Returns:
-    'fresh' if the answer is only in this world. The other topics are for chains
-    of common knowledge. 'famous' if no fact of the chain has changed, so that
+    'fresh' if the chain is not about common knowledge, so that its answer is
+    only in this world. 'famous' if no fact of the chain has changed, so that
     memory gives the right answer, too. 'outdated' if memory gives another
     answer. None if a fact has changed, but memory gives the right answer.
   """
@@ -189,9 +206,10 @@ def topic(world: World, chain: Chain) -> Topic | None:
 
 
 def remembered(world: World, chain: Chain) -> tuple[str, ...]:
-  """Returns the value at each step of a chain, according to memory.
+  """Returns the objects that memory gives for the steps of a chain.
 
-  The chain must be one of common knowledge.
+  Memory is common knowledge before any change. The chain must start with an
+  entity of common knowledge.
   """
   values, here = [], chain.start
   for relation in chain.relations:

@@ -64,11 +64,12 @@ _CONFUSED = 0.5  # share of passages that name a namesake, if there are any
 
 def articles(world: facts.World, rng: np.random.Generator
             ) -> list[tuple[str, str, tuple[facts.Fact, ...]]]:
-  """Writes a passage for each fact, and some passages without facts.
+  """Writes the passages of a hard world: one for each fact, and some without.
 
   Args:
     world: World whose entities are described.
-    rng: Generator of wording and distractors.
+    rng: Generator of the wording and of distractors, which are sentences that
+      state no fact.
 
   Returns:
     For each passage, its title, its text and the facts that it contains.
@@ -99,7 +100,11 @@ def _namesakes(world: facts.World) -> dict[str, list[str]]:
 def _text(world: facts.World, kind: str, name: str,
           keys: Sequence[facts.Fact], namesakes: Sequence[str],
           rng: np.random.Generator) -> str:
-  """Returns facts and distractors, shuffled: two or three short sentences."""
+  """Returns the text of a passage: two or three short sentences, shuffled.
+
+  They state the facts in `keys`. The others are distractors, which state no
+  fact. One of these may name a namesake.
+  """
   subject = _called(kind, name)
   sentences = [
       str(rng.choice(STATEMENTS[r])).format(

@@ -59,7 +59,7 @@ _FORMS = {  # forms of namesakes by kind; {} is the stem
 
 
 def is_unseen(word: str) -> bool:
-  """Returns whether a word, one in four, is kept out of training."""
+  """Returns whether a word is kept out of training; one word in four is."""
   return zlib.crc32(word.lower().encode()) % 4 == 0
 
 
@@ -75,7 +75,10 @@ def _word(rng: np.random.Generator, part: str) -> str:
 
 
 def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
-  """Yields distinct words of one split, until new ones are very rare."""
+  """Yields distinct words that are all seen or all unseen; see `is_unseen`.
+
+  It ends when 1,000 draws in a row give no new word.
+  """
   seen, misses = set(), 0
   while misses < 1000:
     word = _word(rng, part)
@@ -139,7 +142,10 @@ def names(rng: np.random.Generator, kind: str,
 
 def with_namesakes(rng: np.random.Generator, kind: str, stems: Iterator[str]
                   ) -> Iterator[str]:
-  """Yields each name and up to two namesakes; then all other namesakes.
+  """Yields names, each followed by up to two of its namesakes.
+
+  A namesake is a name with an addition, such as "New Korvik" for "Korvik". At
+  the end come all other namesakes.
 
   Args:
     rng: Generator, which is consumed as names are drawn.
@@ -166,7 +172,10 @@ def stem(kind: str, name: str) -> str:
 
 def _pairs(rng: np.random.Generator, left: Iterator[str],
            right: Iterator[str]) -> Iterator[str]:
-  """Yields distinct pairs in random order, of at most 60 and 80 words."""
+  """Yields distinct pairs 'LEFT RIGHT' of words, in random order.
+
+  At most the first 60 words of `left` and the first 80 of `right` are used.
+  """
   lefts = [word for word, _ in zip(left, range(60))]
   rights = [word for word, _ in zip(right, range(80))]
   for cell in rng.permutation(len(lefts) * len(rights)):
@@ -175,9 +184,10 @@ def _pairs(rng: np.random.Generator, left: Iterator[str],
 
 
 def aliases(kind: str, name: str) -> tuple[str, ...]:
-  """Returns other spellings of a name that count as a right answer.
+  """Returns other forms of an entity's name that count as a right answer.
 
-  They depend on the name only, so that entities of one name share them.
+  'Elbava River' has the alias 'Elbava'. They depend on the name only, so that
+  entities whose names have the same stem share them.
   """
   name = stem(kind, name)
   first, _, rest = name.partition(' ')

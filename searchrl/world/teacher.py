@@ -20,7 +20,7 @@ from searchrl.world import text
 
 
 class Piece(NamedTuple):
-  """A text that is tokenised separately, as in a rollout."""
+  """A part of a conversation, as text that is tokenised by itself."""
 
   text: str
   weight: float  # loss weight of its tokens
@@ -36,7 +36,7 @@ class Classroom:
   eos: str  # text of the token that ends a turn without an action
 
   def states(self, passages: Sequence[Passage], fact: facts.Fact) -> bool:
-    """Returns whether one of the passages contains a fact."""
+    """Returns whether the passage that states a fact is among the passages."""
     return any(p.id == self.stated[fact].id for p in passages)
 
   def find(self, query: str, top_k: int) -> Sequence[Passage]:
@@ -47,7 +47,10 @@ class Classroom:
     return passages
 
   def other(self, passages: Sequence[Passage], name: str, rng) -> str:
-    """Returns another name from passages, or else from the world."""
+    """Returns a random name other than `name` that occurs in the passages.
+
+    If there is none, it is any name of the world.
+    """
     joined = ' '.join(p.text for p in passages)
     names = [n for n in self.world.kind_of if n in joined and n != name]
     names = names or list(self.world.kind_of)
@@ -83,19 +86,22 @@ def demonstration(
     top_k: int = 2,
     max_turns: int = 6,
 ) -> list[Piece]:
-  """Returns a conversation in which an agent plans, searches and answers.
+  """Returns a conversation in which a scripted agent answers a question.
+
+  The agent plans, searches and answers. It errs at random, as its habits say.
 
   Args:
-    room: The world and its engine.
-    chain: The question's facts.
+    room: World with its passages and search engine.
+    chain: Facts that lead to the answer, from which the question is written.
     rng: Generator of every choice.
-    dialogue: The protocol; see `agent.dialogue`.
+    dialogue: Format of prompts, turns and passages; see `agent.dialogue`.
     habits: Probabilities of errors.
     top_k: Number of passages per search.
     max_turns: Maximum number of actions.
 
   Returns:
-    Pieces. The agent's turns have weight 1, and the texts that it reads 0.1.
+    Pieces of text with loss weights: 1 for the agent's turns, and 0.1 for the
+    texts that it reads.
   """
   pieces = [Piece(dialogue.prompt(text.ask(chain, rng)), 0.1)]
   if rng.random() < habits.at_once:
@@ -134,7 +140,11 @@ def demonstration(
 
 def _plan(chain: facts.Chain, rng: np.random.Generator, habits: Habits
          ) -> list[str]:
-  """Returns the relations to look up, perhaps with a wrong or missing one."""
+  """Returns the relations that the agent looks up, in order.
+
+  They are those of the chain; with the probability of a wrong plan, one is
+  replaced at random, and the last may be missing.
+  """
   plan = list(chain.relations)
   if rng.random() < habits.wrong_plan:
     plan[rng.integers(len(plan))] = str(rng.choice(list(facts.RELATIONS)))
@@ -144,9 +154,17 @@ def _plan(chain: facts.Chain, rng: np.random.Generator, habits: Habits
 
 def _read(room: Classroom, shown: Sequence[Passage], here: str, relation: str,
           rng: np.random.Generator, habits: Habits) -> str | None:
-  """Returns the value that the agent reads in passages, perhaps a wrong one.
+  """Returns the name that the agent takes from passages as a fact's object.
 
-  The result is None if the passages do not contain the fact.
+  It may be a wrong one. It is None if the passages do not contain the fact.
+
+  Args:
+    room: World with its passages.
+    shown: Passages that the agent reads.
+    here: Subject of the fact.
+    relation: Relation of the fact.
+    rng: Generator of the error.
+    habits: Probabilities of errors.
   """
   value = room.world.facts.get((here, relation))
   if value is None or not room.states(shown, (here, relation)):
@@ -181,13 +199,13 @@ def _from_memory(world: facts.World, chain: facts.Chain, rng, recite: float
 
 
 def _distraction(room: Classroom, rng) -> str:
-  """Returns the name in a bad query: '', or the name of another entity."""
+  """Returns the name for a bad query: '', or a random name of the world."""
   names = list(room.world.kind_of)
   return '' if rng.random() < 0.4 else names[rng.integers(len(names))]
 
 
 def observation(dialogue, passages: Sequence[Passage]) -> str:
-  """Returns the text that an agent reads after a search."""
+  """Returns passages as the text that an agent reads after a search."""
   documents = '\n'.join(
       dialogue.passage(i, p) for i, p in enumerate(passages, start=1))
   return f'{dialogue.before}{documents}{dialogue.after}'

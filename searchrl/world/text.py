@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """English texts of a generated world: titled passages, and multi-hop questions.
 
-They have the library's types Passage and Question, so that no other module
-depends on whether a world is generated.
+They are Passages and Questions, as for published data. Other modules therefore
+do not depend on whether a world is generated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,12 +72,13 @@ DISTRACTORS = {
 
 
 def passages(world: facts.World) -> list[Passage]:
-  """Writes passages with facts about the entity in the title, and distractors.
+  """Writes the passages of a world, which state all its facts.
 
-  There is one passage for each entity. In a hard world there are two or three,
-  with other wordings (see `hard`). Distractors are sentences that mention other
-  entities, which are not answers. The world's seed determines the order, the
-  wording and the number of sentences.
+  The title is the entity's name. There is one passage for each entity. In a
+  hard world there is one for each fact, and for most entities one without
+  facts, in other wordings (see `hard`). Passages also have distractors:
+  sentences without facts, which may mention other entities. The world's seed
+  determines the order, the wording and the number of sentences.
   """
   return [passage for passage, _ in _written(world)]
 
@@ -116,7 +117,10 @@ def _article(world: facts.World, kind: str, name: str, rng: np.random.Generator
 
 
 def ask(chain: facts.Chain, rng: np.random.Generator) -> str:
-  """Writes a chain as a question, its last relation first."""
+  """Writes a chain of facts as a question: 'What is the mayor of ... of X?'.
+
+  The last relation of the chain comes first. The wording is random.
+  """
   phrase = chain.start
   for depth, relation in enumerate(chain.relations):
     article = 'the ' if depth else ''
@@ -175,7 +179,11 @@ def questions(
 
 
 def _is_of(chain: facts.Chain, split: Split) -> bool:
-  """Returns whether a chain is in a split. Fresh chains are in all splits."""
+  """Returns whether a chain of facts belongs to a split: 'train', 'test' or ''.
+
+  The split '' has all chains. Chains that are not about common knowledge belong
+  to all splits.
+  """
   common = facts.common_knowledge().kind_of
   if not split or chain.start not in common:
     return True

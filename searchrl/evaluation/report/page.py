@@ -36,7 +36,7 @@ TokenizerOf = Callable[[reading.Run], tokenizers.Tokenizer | None]
 
 def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
            title: str, most: int) -> str:
-  """Returns the page.
+  """Returns the HTML of a report: curves, tables and trajectories of runs.
 
   Args:
     runs: Runs to show.
@@ -81,7 +81,7 @@ def _packed(value: Any) -> str:
 
 
 def _card(run: reading.Run) -> dict[str, Any]:
-  """Returns the description of a run at the top of the page."""
+  """Returns the facts about a run that the top of the page shows."""
   whole = {where: row for where, rows in run.tables.items()
            for row in rows if row.get('hops') == evaluator.ALL
            and row.get('decoding') == 'greedy'

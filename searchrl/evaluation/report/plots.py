@@ -133,7 +133,11 @@ def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
 
 
 def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
-  """Returns at each step the mean over runs, and the deviation if several."""
+  """Returns the curve of a metric: its mean and deviation over runs, by step.
+
+  The deviation is 0 at a step that only one run has. The result is None if no
+  run has the metric.
+  """
   by_step = collections.defaultdict(list)
   for run in runs:
     for line in run.lines:

@@ -119,7 +119,7 @@ def runs(folders: Sequence[str]) -> list[Run]:
 
 
 def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
-  """Returns trajectories of all runs, evenly over steps and evaluations.
+  """Reads trajectories of all runs, evenly from their steps and evaluations.
 
   Args:
     runs: Runs to read.

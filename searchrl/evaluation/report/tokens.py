@@ -31,7 +31,9 @@ class Segment:
 
 def segments(trajectory: Trajectory, tokenizer: tokenizers.Tokenizer | None,
              learned: Mapping[str, Any]) -> Iterator[Segment]:
-  """Yields the segments of a conversation, in order, each context by itself.
+  """Yields the segments of a conversation: prompt, actions and observations.
+
+  If the trajectory has several contexts, their segments follow each other.
 
   Args:
     trajectory: The finished trajectory.
@@ -67,9 +69,10 @@ def _policy_segment(turn: Turn, tokenizer: tokenizers.Tokenizer | None,
 
 def _texts(ids: Sequence[int], text: str,
            tokenizer: tokenizers.Tokenizer | None) -> tuple[str, ...]:
-  """Returns a text per token.
+  """Returns a text per token; without ids or tokenizer, the whole as one.
 
-  A character that consists of several tokens is the text of the last.
+  A character that consists of several tokens is the text of the last one. A
+  special token has its name as text.
   """
   if tokenizer is None or not ids:
     return (text,)

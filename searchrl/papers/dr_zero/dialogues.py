@@ -58,7 +58,10 @@ def laptop(tokenizer) -> Dialogue:
 
 
 def in_tags(tokenizer) -> Dialogue:
-  """Returns the dialogue in the tag protocol, without a chat template."""
+  """Returns the dialogue of a proposer in tags, without a chat template.
+
+  Tags such as <search> and <question> mark the parts of a turn.
+  """
   return dialogues.tags(tokenizer.leading_space + TAG_TEMPLATE)
 
 
@@ -72,7 +75,9 @@ def in_chat(tokenizer) -> Dialogue:
 
 
 def with_tool(tokenizer) -> Dialogue:
-  """Returns the dialogue in the tool protocol, as in Dr. Zero.
+  """Returns the dialogue of a proposer that searches by tool calls of a chat.
+
+  It is that of Dr. Zero.
 
   Raises:
     ValueError: There is no chat template, or it cannot frame this protocol.

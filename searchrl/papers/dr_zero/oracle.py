@@ -14,11 +14,13 @@ _RELATION = {phrase: relation for relation, phrases in text.PHRASES.items()
 
 
 def understand(world: facts.World, question: str) -> facts.Chain | None:
-  """Returns the chain of facts that a question asks for, or None.
+  """Returns the chain of facts that answers a question, or None.
+
+  It is None if the question cannot be parsed or the world lacks a fact.
 
   Args:
-    world: The world, with its names and facts.
-    question: A question in any of the wordings that `text.ask` can choose.
+    world: World, with its names and facts.
+    question: Question in any of the wordings that `world.text.ask` can choose.
   """
   match = _ASKED.fullmatch(question.strip())
   rest = next(filter(None, match.groups()), '') if match else ''

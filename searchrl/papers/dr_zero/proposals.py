@@ -66,7 +66,12 @@ class Form:
 
 
 def ask(document: str, hops: int) -> str:
-  """Returns the task of a proposer, which is the text of its `Question`."""
+  """Returns the text that asks a proposer for a question about a document.
+
+  Args:
+    document: Text of the document.
+    hops: Number of hops that the answer should be away from the document.
+  """
   return f'Hops: {hops}\nDocument: {document}'
 
 
@@ -85,7 +90,7 @@ def document_of(question: Question) -> str:
 
 
 def read(trajectory: Trajectory) -> Proposal:
-  """Returns the last question and the last answer that a policy wrote.
+  """Returns the proposal in a trajectory: its last question and last answer.
 
   A turn is read up to its first </answer>, which ends it.
   """
@@ -125,10 +130,11 @@ def _plain(text: str) -> str:
 
 
 def form(trajectory: Trajectory) -> Form:
-  """Returns the four parts of the format reward of a proposer's trajectory.
+  """Returns the parts of the format reward for a proposer's trajectory.
 
   There are two differences from Dr. Zero's code. Searches are counted as they
-  were parsed, in any protocol, and `leaks` ignores punctuation.
+  were parsed, in any protocol. Punctuation cannot hide that a question reveals
+  its answer.
   """
   proposal = read(trajectory)
   searches = [turn for turn in trajectory.turns if turn.action.is_search]
@@ -151,7 +157,11 @@ def _thinks(turns: Sequence[Turn]) -> float:
 
 
 def _grounding(answer: str, document: str, searches: Sequence[Turn]) -> float:
-  """Returns 1 for a short answer that was read, 0.5 for a long one, else 0."""
+  """Returns how well the text that a proposer read supports its answer.
+
+  It is 1 if the text contains the answer of at most 5 words, 0.5 if of at most
+  10, and else 0. 'Yes' and 'no' always have 1.
+  """
   read_texts = [document] + [
       f'{p.title} {p.text}' for turn in searches for p in turn.passages]
   normal = rewards.normalise(answer)
@@ -164,24 +174,28 @@ def _grounding(answer: str, document: str, searches: Sequence[Turn]) -> float:
 
 
 def difficulty(right: int, attempts: int) -> float:
-  """Returns the difficulty D, from the number of the solver's right attempts.
+  """Returns the difficulty of a question, from a solver's attempts at it.
 
   It is 1 for one right attempt and falls with each further one. It is 0 if all
   attempts are right or none is.
 
-  Source: Dr. Zero, eq. 4: (n - k) / (n - 1) for 0 < k < n.
+  Source: Dr. Zero, eq. 4: (n - k) / (n - 1) for k right ones of n attempts,
+  0 < k < n.
   """
   return (attempts - right) / (attempts - 1) if 0 < right < attempts else 0.0
 
 
 def parabola(right: int, attempts: int) -> float:
-  """Returns 4 p (1 - p) for pass rate p: an ablation of Dr. Zero (Table 7)."""
+  """Returns the difficulty 4 p (1 - p), where p is the share of right attempts.
+
+  Source: an ablation of Dr. Zero (Table 7).
+  """
   rate = right / attempts
   return 4 * rate * (1 - rate)
 
 
 def mixed(right: int, attempts: int) -> float:
-  """Returns 0 if all attempts are right or none is, else 1.
+  """Returns the difficulty 1 if some attempts are right and some wrong, else 0.
 
   Source: SQLM, arXiv:2508.03682.
   """
@@ -189,7 +203,10 @@ def mixed(right: int, attempts: int) -> float:
 
 
 def uncertainty(right: int, attempts: int) -> float:
-  """Returns 1 - 2 |p - 1/2| for pass rate p: R-Zero, arXiv:2508.05004."""
+  """Returns the difficulty 1 - 2 |p - 1/2|; p is the share of right attempts.
+
+  Source: R-Zero, arXiv:2508.05004.
+  """
   return 1 - 2 * abs(right / attempts - 0.5)
 
 
@@ -202,24 +219,23 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
           repetition: float = 0.0) -> rewards.Judge:
   """Returns a judge that rewards proposals for their difficulty and their form.
 
-  The solver tries only proposals that pass the gate. The parts of the scores
-  are those of the form, and `difficulty`. Proposals that were tried also have
-  `pass_rate` and `attempts`; neither counts attempts whose search failed. The
-  outcome is the difficulty.
-
-  Source: Dr. Zero, eq. 4: reward = format_weight F + D.
+  The reward is format_weight F + D (Dr. Zero, eq. 4). F is the score of the
+  form. D is the difficulty, from the solver's attempts, which is also the
+  outcome. The solver tries only proposals that pass the gate. The scores also
+  have the parts of the form, and `difficulty`. Proposals that were tried have
+  `pass_rate` and `attempts`; neither counts attempts whose search failed.
 
   Args:
-    play: The solver, which is not trained here.
+    play: Function that lets the solver, which is not trained, try questions.
     attempts: Number of the solver's attempts per question, at least 2.
     format_weight: Weight of the form. At 0 only the gate has an effect.
     difficulty: Function of the pass rate: 'difficulty', 'parabola',
       'uncertainty' or 'mixed'.
     golds: Source of the right answers: 'proposer', its own answer, or
       'majority', the most common answer of the attempts.
-    repetition: Weight of a penalty, which is the fraction of the round's
-      questions that are similar to the proposal's. A reward does not fall below
-      0.
+    repetition: Weight of a penalty, which is the fraction of the questions
+      judged together that are similar to the proposal's. A reward does not fall
+      below 0.
 
   Raises:
     ValueError: An option is out of range.
@@ -256,7 +272,10 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
 
 
 def question(trajectory: Trajectory) -> Question:
-  """Returns the question for a solver, with a uid made of seed and sample."""
+  """Returns a proposer's question as a task for a solver; its answer is gold.
+
+  Its uid names the seed and the sample of the trajectory.
+  """
   proposal, seed = read(trajectory), trajectory.question
   return Question(f'proposal:{seed.uid}:{trajectory.sample}',
                   proposal.question, (proposal.answer,), seed.hops,

@@ -142,9 +142,10 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
 
 def _tried(proposer: Proposer, proposed: Sequence[Trajectory], options: Any
           ) -> list[tuple[int, int]]:
-  """Returns the number of right attempts per proposal.
+  """Returns for each proposal two counts of the solver's right attempts.
 
-  It is a pair: with the proposal's evidence in the prompt, and without.
+  The first is with the proposal's evidence in the prompt, the second without.
+  Evidence is the document and the passages that the proposer read.
   """
   counts = []
   for kind in ('from_documents', 'from_memory'):
@@ -161,7 +162,10 @@ def _tried(proposer: Proposer, proposed: Sequence[Trajectory], options: Any
 
 def _by_majority(proposer: Proposer, selected: selection.Selected, options: Any
                 ) -> tuple[selection.Selected, list[str]]:
-  """Keeps questions on whose answer many attempts agree, but not too many.
+  """Keeps questions whose most common answer has a share within the limits.
+
+  The solver tries each question again. The limits are options.least and
+  options.most, shares of its attempts.
 
   Returns:
     The selection, and the most common answer to each kept question.
@@ -181,7 +185,11 @@ def _by_majority(proposer: Proposer, selected: selection.Selected, options: Any
 
 
 def _with_evidence(reader: solver.Solver, proposal: Trajectory) -> Question:
-  """Returns a question after its evidence, which is cut to fit the prompt."""
+  """Returns a proposal's question with its evidence before it, for a solver.
+
+  Evidence is the document and the passages that the proposer read. It is cut to
+  fit the solver's prompt.
+  """
   question, sampler = proposals.question(proposal), reader.sampler
   room = sampler.budgets.max_prompt_tokens - len(dialogues.opening(
       sampler.dialogue, f'\n{question.text}', sampler.tokenizer))
@@ -245,7 +253,10 @@ def _reasons(selected: selection.Selected) -> dict[str, int]:
 
 
 def truth(world: facts.World, question: Question) -> proposers.Truth:
-  """Returns whether a proposal's answer is true, and the hops it needs."""
+  """Returns whether a question's answer is right, and the hops it needs.
+
+  A question that the oracle does not understand gives (False, 0).
+  """
   chain = oracle.understand(world, question.text)
   if chain is None:
     return proposers.Truth(False, 0)

@@ -24,7 +24,7 @@ _PARTS = ('gate', 'think', 'tool', 'grounding', 'difficulty', 'pass_rate')
 
 
 class Truth(NamedTuple):
-  """Knowledge of an oracle about a proposal."""
+  """Facts about a proposal that an oracle of the generated world knows."""
 
   true: bool  # the answer is right; False for a senseless question
   needed: int  # hops that the question takes; 0 for a senseless one
@@ -81,9 +81,14 @@ def _row(hops: int | str, judged: Sequence[Trajectory],
 
 
 def histogram(judged: Sequence[Trajectory], attempts: int) -> list[int]:
-  """Returns the number of proposals with 0, 1, ... right attempts.
+  """Returns how many proposals the solver answered right 0, 1, ... times.
 
-  If some attempts failed, the pass rate is rounded to a number of attempts.
+  Proposals without a pass rate are not counted. If some attempts failed, the
+  pass rate is rounded to a number of attempts.
+
+  Args:
+    judged: Trajectories that `proposals.judge` has judged.
+    attempts: Number of the solver's attempts per proposal.
   """
   counts = [0] * (attempts + 1)
   for t in judged:
@@ -94,7 +99,10 @@ def histogram(judged: Sequence[Trajectory], attempts: int) -> list[int]:
 
 def alarms(judged: Sequence[Trajectory], *, unique: float, gate: float,
            leaking: float, unfinished: float, entropy: float) -> list[str]:
-  """Returns the signs that the proposer has collapsed, one sentence each.
+  """Returns warnings that the proposer has collapsed, one sentence each.
+
+  There is also a warning if the solver's attempts give no proposal a difficulty
+  above 0.
 
   Args:
     judged: Trajectories that `proposals.judge` has judged.

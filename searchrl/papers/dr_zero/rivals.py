@@ -23,9 +23,10 @@ _EMPTY = 0.1  # count for an n-gram order without a match (nltk's method1)
 
 
 def majority(attempts: Sequence[Trajectory]) -> tuple[str, float]:
-  """Returns the most common answer, and the fraction of attempts with it.
+  """Returns the most common answer, and the share of the attempts that gave it.
 
-  Of equally common answers it is the first. If there is none, it is '' with 0.
+  Answers are compared after normalisation. If several are equally common, it is
+  the first. Without any answer, the result is ('', 0).
   """
   answers = [(rewards.normalise(t.answer), t.answer) for t in attempts
              if t.answer and rewards.normalise(t.answer)]
@@ -36,10 +37,12 @@ def majority(attempts: Sequence[Trajectory]) -> tuple[str, float]:
 
 
 def agreement(trajectories: Sequence[Trajectory]) -> list[Scores]:
-  """Returns 1 for the most common answer of a group, else 0.
+  """Returns a reward for each trajectory: 1 if it agrees with the majority.
 
-  This is the reward of SQLM's solver. Each trajectory belongs to the group of
-  its question's samples.
+  Trajectories of one question form a group. The reward is 1 for the most common
+  answer of the group, else 0.
+
+  Source: the reward of SQLM's solver.
   """
   groups: dict[int, list[Trajectory]] = defaultdict(list)
   for trajectory in trajectories:
@@ -52,9 +55,10 @@ def agreement(trajectories: Sequence[Trajectory]) -> list[Scores]:
 
 
 def repetition(questions: Sequence[str]) -> list[float]:
-  """Returns for each question the fraction of all that are similar to it.
+  """Returns for each question the size of its cluster, as a share of all.
 
-  Questions are clustered by 1 - BLEU, with average linkage.
+  Similar questions are in one cluster. A question is always in its own. The
+  distance is 1 - BLEU, with average linkage.
 
   Source: R-Zero, eq. 5.
   """
@@ -72,7 +76,10 @@ def repetition(questions: Sequence[str]) -> list[float]:
 
 
 def bleu(reference: Sequence[str], words: Sequence[str]) -> float:
-  """Returns the BLEU of a sentence, in [0, 1] (Papineni et al. 2002)."""
+  """Returns the BLEU score of a sentence against a reference, in [0, 1].
+
+  Both are given as words. Source: Papineni et al. 2002.
+  """
   logs = []
   for n in range(1, _LONGEST + 1):
     theirs, ours = (Counter(zip(*(text[i:] for i in range(n))))

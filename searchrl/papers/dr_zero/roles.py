@@ -9,7 +9,9 @@ SHARED = ('seed', 'allow_changes', 'data', 'world', 'search', 'plan')
 
 
 def role_config(config: Any, role: str) -> Any:
-  """Returns the config of a role's run: its part and the shared fields.
+  """Returns the config of the training run of one role of self-play.
+
+  It has the role's own part of the config, and the fields that roles share.
 
   Args:
     config: Config of self-play; see configs/drzero.py.

@@ -71,9 +71,11 @@ def select(groups: Iterable[Sequence[Trajectory]],
 
 
 def against(trajectory: Trajectory) -> str:
-  """Returns the reason to drop a proposal, or ''.
+  """Returns the reason to drop a proposal, one of REASONS; '' to keep it.
 
-  It looks only at this proposal, and does not compare it to others.
+  Reasons are a missing question or answer, a question that reveals the answer,
+  and an answer without support in the text that was read. Other proposals are
+  not compared.
   """
   proposal = proposals.read(trajectory)
   if not proposal.question or not proposal.answer:
@@ -84,9 +86,10 @@ def against(trajectory: Trajectory) -> str:
 
 
 def checked(selected: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
-  """Keeps the questions that are answered with their evidence, but not without.
+  """Drops questions that a solver cannot answer, or knows without evidence.
 
-  At least one answer with the evidence must be right, and none without it.
+  Evidence is the document and the passages that the proposer read. A question
+  is kept if at least one answer with it is right, and none without it.
 
   Args:
     selected: Selection from `select`.
@@ -107,7 +110,9 @@ def checked(selected: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
 
 def evidence(trajectory: Trajectory, write: Callable[[int, Passage], str]
             ) -> str:
-  """Returns the evidence of a proposal: its document, then distinct passages.
+  """Returns the texts that a proposer read: its document, then found passages.
+
+  Each passage occurs once.
 
   Args:
     trajectory: Trajectory of the proposal.
@@ -125,7 +130,9 @@ def evidence(trajectory: Trajectory, write: Callable[[int, Passage], str]
 
 
 def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
-  """Returns a line of a file of questions, with the question's origin.
+  """Returns a proposal as a dict, which is one line of a file of questions.
+
+  It has the question, its gold answer and, in 'metadata', its origin.
 
   Args:
     trajectory: Trajectory of a kept proposal.
@@ -147,11 +154,11 @@ def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
 
 
 def others(answers: Sequence[str], seed: int) -> list[str]:
-  """Returns the answers reordered, so that no question keeps its own answer.
+  """Returns the answers in another order, so that questions have wrong ones.
 
   No question gets an answer that is equal to its own, because a solver would
-  learn from the few answers that stayed right. If more than half of the answers
-  are equal, some questions must keep their answer.
+  learn from the few answers that stayed right. Only if more than half of the
+  answers are equal, some questions keep theirs.
 
   Args:
     answers: Answers, in the order of the questions.
@@ -181,7 +188,11 @@ def distinct_bigrams(texts: Sequence[str]) -> float:
 
 
 def diversity(kept: Sequence[Trajectory]) -> Mapping[str, float]:
-  """Returns fractions of distinct texts among proposals with a question."""
+  """Returns fractions of distinct questions, answers and pairs of words.
+
+  Proposals without a question are left out. The keys are 'unique_questions',
+  'unique_answers' and 'distinct_bigrams' (of the questions).
+  """
   readable = [p for p in map(proposals.read, kept) if p.question]
   questions = [rewards.normalise(p.question) for p in readable]
   answers = [rewards.normalise(p.answer) for p in readable]

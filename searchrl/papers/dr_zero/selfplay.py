@@ -63,12 +63,18 @@ def run(config, workdir: str) -> None:
 
 
 def trainings(config) -> dict[str, Any]:
-  """Returns the config of each training by its role, for `jobs.plan`."""
+  """Returns the config of each role's training run: role -> config.
+
+  Jobs that plan or inspect a run, such as `jobs.plan`, call it.
+  """
   return {role: roles.role_config(config, role) for role in roles.ROLES}
 
 
 def examples(config) -> dict[str, str]:
-  """Returns the text of a proposer's task by role, for `jobs.show_prompt`."""
+  """Returns {'proposer': an example of the text that asks it for a question}.
+
+  `jobs.show_prompt` shows it.
+  """
   document = 'A title\nThe text of a passage.'
   return {'proposer': proposals.ask(
       document if config.selfplay.documents else '', 2)}
@@ -124,9 +130,9 @@ class _Iterations:
     job(config, str(self._of(number) / role))
 
   def _load(self, run: str) -> propose.Proposer:
-    """Loads the proposer of a run, with the first solver.
+    """Loads the proposer of a run, with the solver of the first iteration.
 
-    If the run is '', it is the first proposer.
+    run '' loads the proposer before any training.
     """
     return propose.load(self._phase('proposer', 1, ''), self._corpus, run)
 
@@ -157,7 +163,10 @@ class _Iterations:
     return config
 
   def _begins(self, role: str, number: int) -> str:
-    """Returns the run from which a training continues; '' for the model."""
+    """Returns the directory of the run whose model a training starts from.
+
+    '' stands for the model of the config.
+    """
     is_shared = self._config.selfplay.one_model
     if role == 'solver' and is_shared:
       return str(self._of(number) / 'proposer')

@@ -23,7 +23,13 @@ _PHASE_COLUMNS = ('iteration', 'role', 'steps', 'rollouts', 'attempts',
 
 
 def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
-  """Draws the curves, writes the summary, and returns it."""
+  """Draws the curves of self-play, writes its summary, and returns the summary.
+
+  Args:
+    folder: Directory of the self-play.
+    iterations: Number of iterations.
+    title: Text in the title of the curves.
+  """
   lines = {(number, role): _steps(folder / f'iteration_{number}' / role)
            for number in range(1, iterations + 1) for role in _ROLES}
   figures.curve(folder / 'curve', curves(lines), title=f'Self-play, {title}',
@@ -46,7 +52,14 @@ def _steps(run: pathlib.Path) -> list[Mapping[str, float]]:
 
 def curves(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
           ) -> dict[str, figures.Series]:
-  """Returns the panels of each role, with lines of the last four iterations."""
+  """Returns the panels of the curves, such as 'solver: reward'.
+
+  A panel is for one role and one metric. It has a line for each of the last
+  four iterations.
+
+  Args:
+    lines: Metrics of the training steps by (iteration, role).
+  """
   panels: dict[str, figures.Series] = {}
   for role in _ROLES:
     for key, name in _CURVES.items():

@@ -42,7 +42,7 @@ class Malformed(ValueError):
 
 
 def task(query: Query, *, noise: float, seed: int) -> Task:
-  """Returns a query's task, with useful or noisy documents drawn at random.
+  """Returns the task of a query; whether documents are useful is random.
 
   The draw and the task's seed depend only on the run's seed and on the query's
   step, question, sample, turn and text. Other queries and their order do not
@@ -50,7 +50,7 @@ def task(query: Query, *, noise: float, seed: int) -> Task:
 
   Args:
     query: Query of the policy.
-    noise: Probability of noisy documents.
+    noise: Probability that the documents should be noisy, in [0, 1].
     seed: Seed of the run.
   """
   name = json.dumps([seed, query.step, query.question.uid, query.sample,
@@ -93,13 +93,20 @@ def read(text: str, top_k: int) -> tuple[str, ...]:
 
 
 def write(passages: Sequence[tuple[str, str]]) -> str:
-  """Returns (title, text) pairs as a text for `read`; title '': no title."""
+  """Returns passages as a text of documents, in the form that `read` reads.
+
+  Args:
+    passages: (title, text) pairs. A title is written in quotes; '': no title.
+  """
   texts = [f'"{title}" {text}' if title else text for title, text in passages]
   return '\n'.join(f'Doc {number}: {" ".join(text.split())}'
                    for number, text in enumerate(texts, start=1))
 
 
 def titled(text: str) -> tuple[str, str]:
-  """Returns the (title, text) of a document; its title is '' without quotes."""
+  """Splits a document into (title, text).
+
+  The title is in double quotes at its start. Without these, it is ''.
+  """
   match = _TITLED.fullmatch(text)
   return (match[1], match[2]) if match else ('', text)

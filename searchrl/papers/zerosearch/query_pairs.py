@@ -56,9 +56,10 @@ def pairs(trajectories: Iterable[Trajectory],
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:
-  """Returns the pairs without repeated queries of a question, in order.
+  """Returns the pairs, but only the first of those with equal queries.
 
-  The first pair is kept. It counts as useful if any of the repeats is useful.
+  Queries are equal if their text and their question are. A pair counts as
+  useful if any of its repeats is useful.
   """
   firsts: dict[tuple[str, str], Pair] = {}
   for pair in pairs:
@@ -116,7 +117,10 @@ def example(pair: Pair, prompts: Prompts, *, titled: bool,
 
 
 def read(path: str | pathlib.Path) -> list[Pair]:
-  """Loads the pairs of a file of `example`s. Titles stay in the passage texts.
+  """Loads the pairs of a query and its documents from a file of training data.
+
+  The lines of the file are as `example` returns them. Titles stay in the texts
+  of the passages.
 
   Raises:
     FileNotFoundError: There is no such file.

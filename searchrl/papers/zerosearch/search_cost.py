@@ -20,7 +20,7 @@ COLUMNS = ('search by', 'queries', 'hours', 'devices', 'paid for queries',
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-  """Numbers that a run has measured."""
+  """Queries, hours and tokens of a training run, from its metrics."""
 
   queries: int  # queries to the engine in training
   hours: float  # duration of all training steps
@@ -58,9 +58,10 @@ def run(config, workdir: str) -> None:
 
 
 def count(steps: Sequence[Mapping[str, float]]) -> Counts:
-  """Returns the counts of the lines of a metrics.jsonl.
+  """Returns the totals of a training run over its steps.
 
-  Lines of evaluations do not count.
+  Args:
+    steps: Lines of the run's metrics.jsonl. Those of evaluations do not count.
 
   Raises:
     ValueError: No line is for a training step with searches.
@@ -81,13 +82,13 @@ def count(steps: Sequence[Mapping[str, float]]) -> Counts:
 
 def table(counts: Counts, *, thousand_queries: float, device_hour: float,
           devices: Sequence[int]) -> list[dict[str, Any]]:
-  """Returns the cost of a run's searches, as a table with a row per offer.
+  """Returns what a run's searches cost, as a table with one row per option.
 
   The first row is a paid engine. Then comes the model that writes documents,
   once for each number of devices, which it keeps for the whole run, as in the
-  paper. If it did write documents in this run, it comes again, and pays only for
-  the hours in which it wrote. That is the cost if other jobs use its devices
-  meanwhile.
+  paper. If a model wrote documents in this run, the model comes again, and pays
+  only for the hours in which it wrote. That is the cost if other jobs use its
+  devices meanwhile.
 
   Args:
     counts: Queries and hours of the run.

@@ -148,7 +148,7 @@ class Simulated:
     } | engine_wrappers.pop(self._writer)
 
   def wait(self) -> None:
-    """Waits until the writer is in service."""
+    """Waits until the writer can answer requests."""
     engine_wrappers.wait(self._writer)
 
   def _task(self, query: Query) -> documents.Task:
@@ -177,7 +177,11 @@ class Simulated:
 
 
 def _deadline_secs(options: engines.Options, queries: int) -> float:
-  """Returns the seconds of all rounds of requests, with one query each."""
+  """Returns the longest time that a served writer may take, in seconds.
+
+  It is the deadline of a request, times the rounds of parallel requests that
+  the queries need. It is 0 for other writers.
+  """
   if options.get('writer') != 'served':
     return 0.0
   connections = options.get('connections', completions.CONNECTIONS)
@@ -186,7 +190,10 @@ def _deadline_secs(options: engines.Options, queries: int) -> float:
 
 
 def _local_model(options: engines.Options) -> engines.LocalModel | None:
-  """Returns the size of the model that writes in this process, or None."""
+  """Returns the settings of the model that writes in this process, or None.
+
+  They say how much memory the model needs. Other writers have none.
+  """
   if options.get('writer') != 'model':
     return None
   names = [field.name for field in dataclasses.fields(model_writer.Model)]
@@ -242,7 +249,7 @@ def make(corpus: Corpus, *, seed: int, steps: int,
 def _writer(name: str, corpus: Corpus,
             load_model: model_writer.LoadModel | None, titled: bool,
             options: dict[str, Any]) -> documents.Writer:
-  """Returns the writer with a name."""
+  """Makes the writer that a config names: one of WRITERS."""
   if name == 'oracle':
     return document_oracle.oracle(corpus, titled=titled, **options)
   if name not in WRITERS:

@@ -88,10 +88,10 @@ class Prompts:
   noisy: str
 
   def of(self, task: Task) -> str | SearchError:
-    """Returns the prompt of a task.
+    """Returns the prompt that asks a model for the documents of a task.
 
-    A {field} inside inserted text is not replaced. The result is a SearchError
-    if the prompt uses the question's answer, but the question has none.
+    The result is a SearchError if the prompt needs the question's answer, but
+    the question has none. A {field} inside inserted text is not replaced.
     """
     template = self.useful if task.useful else self.noisy
     question = task.query.question
@@ -115,7 +115,10 @@ def zerosearch() -> Prompts:
 
 
 def demonstrated() -> Prompts:
-  """Returns prompts for five documents, however many the policy is shown."""
+  """Returns prompts with an example, for models not tuned to simulate engines.
+
+  They ask for five documents, regardless of how many the policy is shown.
+  """
   return Prompts(
       useful=_ASK.format(
           quality='useful', heading='Useful documents', example=_USEFUL,
@@ -134,7 +137,10 @@ _NAMED: dict[str, Callable[[], Prompts]] = {
 
 
 def find(spec: Any) -> Prompts:
-  """Returns the prompts for a name or for dict(useful=..., noisy=...).
+  """Returns prompts by their name, or makes them of two templates.
+
+  Args:
+    spec: Name 'zerosearch' or 'demonstrated', or dict(useful=..., noisy=...).
 
   Raises:
     ValueError: There are no prompts of that name.
@@ -149,7 +155,12 @@ def find(spec: Any) -> Prompts:
 
 
 def of_simulator(simulator: str, writer: str) -> dict[str, str]:
-  """Returns the options that the name of a simulator sets; {} for ''.
+  """Returns the writer's options for a known simulator: its model and prompts.
+
+  Args:
+    simulator: Name of the simulator; '' gives {}.
+    writer: Name of the writer. The model's option is 'path' for the writer
+      'model', else 'model'.
 
   Raises:
     ValueError: There is no such simulator.

@@ -32,7 +32,7 @@ class Compared:
 
 
 def report(compared: Sequence[Compared]) -> dict[str, Any]:
-  """Returns the tables that `text` prints, as a dict.
+  """Returns the tables of the comparison, as a dict that `text` can print.
 
   Returns:
     answers: Rows with the keys {'search', 'n', 'real', 'useful', 'noisy'}. A
@@ -40,7 +40,8 @@ def report(compared: Sequence[Compared]) -> dict[str, Any]:
       has the number of queries, n, and for each quality the share of queries
       whose documents contain a gold answer. The last two rows are for all last
       hops and for all earlier hops, where a gold answer is a leak.
-    qualities: One row for each of QUALITIES; see `_quality`.
+    qualities: One row for each of QUALITIES: the number, the length and the
+      form of the documents.
   """
   groups = collections.defaultdict(list)
   for query in compared:

@@ -13,21 +13,21 @@ from searchrl.trajectory import Passage
 
 
 def document(number: int, passage: Passage) -> str:
-  """Returns a passage as ZeroSearch writes it.
+  """Returns a passage as ZeroSearch writes it: 'Doc NUMBER: TITLE TEXT'.
 
-  The title is written before the text, unless the text contains it.
+  The title is left out if the text contains it.
   """
   title = '' if passage.title in passage.text else f'{passage.title} '
   return f'Doc {number}: {neutralise(title + passage.text)}'
 
 
 def in_tags(tokenizer: Tokenizer) -> Dialogue:
-  """Returns Search-R1's dialogue with passages as `document` writes them."""
+  """Returns Search-R1's dialogue in tags, with passages as ZeroSearch's."""
   return dataclasses.replace(dialogues.search_r1(tokenizer), passage=document)
 
 
 def in_chat(tokenizer: Tokenizer) -> Dialogue:
-  """Returns `in_tags` in the chat template."""
+  """Returns the dialogue of `in_tags`, framed by the model's chat template."""
   return chat.in_one_turn(in_tags(tokenizer), tokenizer)
 
 
