@@ -178,6 +178,8 @@ def test_metrics_of_a_tool_stand_beside_those_of_the_search():
   values = call_metrics.describe(calls)
   assert values['tool/add/queries'] == 2 and values['search/queries'] == 0
   assert values['tool/add/wrong_rate'] == .5
+  nothing = call_metrics.describe([call_metrics.count(0.1, [], 'add')])
+  assert nothing['tool/add/wrong_rate'] == nothing['tool/add/queries'] == 0
 
 
 def test_a_format_with_tools_is_in_order():

@@ -183,10 +183,11 @@ def load(path: str, settings: Settings, *, mesh: Mesh | None = None
 
 
 def cached_loader() -> open_index.LoadEncoder:
-  """Returns a `load_encoder` for `engines.make` that caches the last encoder.
+  """Returns a function that loads an encoder, and keeps the last one loaded.
 
-  Callers that use the same loader share an encoder and its compiled programs,
-  as long as the loader exists.
+  The function is the argument `load_encoder` of `engines.make`. Callers that
+  use the same function share an encoder and its compiled programs, as long as
+  the function exists.
   """
 
   @functools.lru_cache(maxsize=1)

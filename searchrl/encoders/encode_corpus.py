@@ -27,7 +27,11 @@ _PIECE = 2048  # passages that are sorted by length and encoded together
 
 
 def encoded_rows(corpus: corpora.Corpus, encode: dense.EncodeFn) -> RowsFn:
-  """Returns a function that encodes ranges of passages."""
+  """Returns a function from a range of passages to their vectors.
+
+  It gets the range as start and stop, encodes the passages in pieces, and
+  yields the rows of each piece.
+  """
 
   def rows_of(start, stop):
     for first, last in _pieces(start, stop):
@@ -70,7 +74,10 @@ def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 def fill(folder: pathlib.Path, recipe: vector_store.Recipe, rows_of: RowsFn, *,
          progress: bool = True) -> vector_store.Store:
-  """Writes the shards that are missing; each process writes its own.
+  """Encodes all passages, and writes their vectors to a store on disk.
+
+  The store has shards of some rows each. Each process writes its own shards,
+  and skips those that an earlier run has finished.
 
   Args:
     folder: Directory of the vector store.

@@ -118,10 +118,11 @@ def _keywords(function: Callable[..., Any], *others: str) -> tuple[str, ...]:
 
 def _bm25(corpus: Corpus, *, index: str | None = None, **options: Any
           ) -> SearchFn:
-  """Returns a search by BM25.
+  """Returns a function from queries to passages, which ranks by BM25.
 
-  The engine that was made last is used again for the same corpus, as in
-  training and evaluation.
+  Without `index`, a folder, the corpus is indexed now. The function that was
+  made last is returned again for the same corpus, index and options, so that
+  training and evaluation share it.
   """
   key = (corpus.digest, index and bm25_files.seal(index), *options.items())
   if key not in _LATEST_BM25:

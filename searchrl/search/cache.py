@@ -6,7 +6,7 @@ Memory holds the newest results and the file holds all results, so that a
 repeated run does not search again. A result is stored under the name of the
 index, the query's text and top_k. Errors are not stored. Each record has a
 digest: a damaged record is searched again. A file that is not such a cache
-  raises an error.
+raises an error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ class Cached:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Searches for the queries that are not cached, each of them once."""
+    """Returns the passages, or a SearchError, for each query, in their order.
+
+    Only queries whose text and top_k are not cached go to the inner search,
+    each of them once. Their passages are cached, and SearchErrors are not.
+    """
     keys = [(query.text, query.top_k) for query in queries]
     known = self._known([*dict.fromkeys(keys)])
     missing = {key: query for key, query in zip(keys, queries)
@@ -81,7 +85,12 @@ class Cached:
     return [results[key] for key in keys]
 
   def pop(self) -> dict[str, float]:
-    """Returns the hit rate, the faults and the inner search's metrics."""
+    """Returns the metrics since the last call, by name, and resets them.
+
+    They are the share of queries that were answered without the inner search,
+    the counts of damaged and of unwritten records in the file, and the inner
+    search's own metrics.
+    """
     counts = self._counts.pop()
     faults = self._store.faults.pop() if self._store else counts
     return {
@@ -167,7 +176,15 @@ class Store:
     return {keys_by_name[name]: json.loads(record) for name, record in whole}
 
   def write(self, index: str, results: Mapping[Key, Any]) -> None:
-    """Stores the results that JSON can hold; a new result replaces an old."""
+    """Writes results, which must be JSON values, to the file.
+
+    A new result replaces the old one of its key. If SQLite cannot write, for
+    instance to a full disk, the results are counted and dropped.
+
+    Args:
+      index: Name of the searched data.
+      results: The result of each key, a tuple such as (query text, top_k).
+    """
     rows = []
     for key, result in results.items():
       name, record = _name(index, key), json.dumps(result).encode()

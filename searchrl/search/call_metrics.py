@@ -37,12 +37,15 @@ def count(secs: float, results: Sequence[Any], tool: str = 'search') -> Call:
 
 
 def describe(calls: Sequence[Call]) -> dict[str, float]:
-  """Returns the metrics of some calls.
+  """Returns counts, rates and latencies of calls, as metrics by name.
 
-  Latencies are percentiles over the calls, in milliseconds; they are absent if
-  there are no calls. Rates are fractions of the queries, and 0 if there are no
-  queries. The names of the metrics begin with search/ for searches and with
-  tool/NAME/ for another tool.
+  The names begin with search/ for all searches together, and with tool/NAME/
+  for each other tool that was called. Per group there are the number of
+  queries, the mean number of queries per call, the number of failed queries,
+  and the fractions of queries that timed out and that found nothing or, for
+  another tool, were wrong. Fractions of no queries are 0. Latencies are the
+  50th and 95th percentiles over the calls, in milliseconds; a group without
+  calls has none.
   """
   tools = sorted({call.tool for call in calls if not is_search(call.tool)})
   metrics = _describe([call for call in calls if is_search(call.tool)],
@@ -52,7 +55,8 @@ def describe(calls: Sequence[Call]) -> dict[str, float]:
     values = _describe(own_calls, f'tool/{tool}')
     del values[f'tool/{tool}/empty_rate']
     metrics |= values | {f'tool/{tool}/wrong_rate': sum(
-        call.wrong for call in own_calls) / values[f'tool/{tool}/queries']}
+        call.wrong for call in own_calls) / max(
+            values[f'tool/{tool}/queries'], 1)}
   return metrics
 
 

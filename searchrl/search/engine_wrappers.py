@@ -4,10 +4,11 @@
 
 An engine may have the methods `pop`, which returns the metrics since its last
 call and resets them, and `wait`, which returns once a search can be expected to
-succeed, or raises a ConnectionError after too long. If `is_joint` is true,
-processes search together (see `index.joint_search`), and the method `finish`
-takes part in their searches until all processes have finished. An engine that
-calls inner engines passes all of these on.
+succeed, or raises a ConnectionError after too long. If `is_joint` is true, the
+engine searches one index that is split over the devices of all processes. Each
+search is then a joint one, in which all processes take part. The method
+`finish` takes part in the others' searches until all processes have finished.
+An engine that calls inner engines passes all of these on.
 """
 
 from __future__ import annotations
@@ -84,12 +85,14 @@ class Wrapped:
 
 def toolset(tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
            ) -> Wrapped:
-  """Returns one object with the functions of a dialogue's tools.
+  """Returns one object with the functions of all tools of a dialogue.
 
-  A call of the object itself is a search.
+  The object has the functions in its field `tools`. A call of the object itself
+  calls the function of the tool 'search'.
 
   Args:
-    tools: Function of each tool; see `trajectory.Tool`.
+    tools: Function of each tool by its name. A function maps a list of queries,
+      or of calls by the policy, to one result each.
   """
   def search(queries: Sequence[Query]) -> Sequence[Passages | SearchError]:
     return tools['search'](queries)
@@ -127,18 +130,21 @@ def is_joint(search: Callable[..., Any]) -> bool:
 
 
 def finish(search: Callable[..., Any]) -> None:
-  """Takes part in joint searches until all processes have finished."""
+  """Takes part in other processes' searches until all have finished.
+
+  It returns at once unless `is_joint(search)`.
+  """
   if is_joint(search):
     search.finish()  # type: ignore[attr-defined]
 
 
 def with_typed_errors(search: SearchFn) -> Wrapped:
-  """Returns a search that turns the failures of another into SearchErrors.
+  """Returns a search that never raises: a failure becomes SearchErrors.
 
-  An exception becomes SearchError('unavailable') for each query. A number of
-  results other than the number of queries becomes SearchError('bad_response').
-  SearchError('timeout') comes from the code that measures the time: a client, a
-  server or the driver.
+  If `search` raises, each query gets SearchError('unavailable'). If it returns
+  another number of results than there are queries, each query gets
+  SearchError('bad_response'). Time is not limited here; the code that calls the
+  result has to limit it.
   """
 
   def safe(queries: Sequence[Query]) -> list[Passages | SearchError]:

@@ -134,7 +134,16 @@ def _engine_of_a_paper(name: str) -> str:
 
 def parse(name: str, options: Options, engine_field: str = 'search.engine',
           field: str = 'search.options') -> Spec:
-  """Returns the Spec of an engine; the two fields are named in errors.
+  """Returns a Spec: a named engine with its options, inner engines and traits.
+
+  Inner engines, such as the one behind a cache, are parsed in the same way.
+  Options are not checked here; see `check`.
+
+  Args:
+    name: Name of a built-in engine, or 'module:function' of a user.
+    options: Options of the engine.
+    engine_field: Config field of the name, for errors.
+    field: Config field of the options, for errors.
 
   Raises:
     ValueError: There is no such engine, a part is not given as dict(name=...,
@@ -208,11 +217,11 @@ def make(
     load_model: Callable[..., Any] | None = None,
     **options: Any,
 ) -> SearchFn:
-  """Builds an engine by its name.
+  """Returns the search engine of a name: a function from queries to passages.
 
-  A search returns at most top_k passages, and at most the whole corpus. The
-  keywords before the options come from the run. An engine gets the keywords
-  that its function names.
+  It maps a list of queries to one tuple of passages, or a SearchError, each. A
+  query gets at most its top_k passages. An engine receives those of the
+  keywords `seed` to `load_model` that its own function has.
 
   Args:
     name: Key of ENGINES, or 'module:function' of a user.
@@ -220,7 +229,7 @@ def make(
     seed: Seed of the run.
     steps: Number of steps of the run; 0 outside of training.
     load_encoder: Function that loads a text encoder.
-    load_judge: Function that loads a cross-encoder; see `reranker.load`.
+    load_judge: Function that loads a cross-encoder, such as `reranker.load`.
     load_model: Function that loads a language model beside the policy, as
       `policy.second` does; None where no policy is trained.
     **options: Options of the engine, which docs/search.md lists.
@@ -258,9 +267,11 @@ def _make(spec: Spec, corpus: AnyCorpus | None, run: Mapping[str, Any]
 def describe(name: str, corpus: AnyCorpus | None, options: Options, *,
              load_encoder: open_index.LoadEncoder | None = None
              ) -> dict[str, Any]:
-  """Returns a description of the searched data, for the record of a run.
+  """Returns facts about the data that an engine searches, for a run's record.
 
-  It has digests, and the recall of an index.
+  They are the engine's name, the corpus's digest and number of passages, more
+  facts by kind of engine, such as the recall of an index, and the same for each
+  inner engine.
   """
   spec, facts = parse(name, options), dict[str, Any](engine=name)
   if corpus is not None:

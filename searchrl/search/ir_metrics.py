@@ -45,14 +45,14 @@ def answer_recall(passages: Passages, golds: Sequence[str],
 def answers(search: SearchFn, questions: Sequence[Question], *,
             top_ks: Sequence[int], normalise: Normalise, batch: int = 256
             ) -> dict[str, float]:
-  """Returns the share of questions that retrieve a passage with their answer.
+  """Returns the share of questions for which a search finds a gold answer.
 
   The text of a question is its query. The answers 'yes' and 'no' occur in
   almost any passage, and an empty answer in none. Questions with such an answer
   are left out and counted.
 
   Args:
-    search: Search that is measured. It is called once per query, with the
+    search: Search that is measured. Each query is searched once, with the
       largest of top_ks. For a smaller k the first k passages count.
     questions: Questions, whose texts are the queries.
     top_ks: The k of each recall@k.

@@ -61,7 +61,7 @@ class MappedCorpus:
 
   @property
   def texts(self) -> Sequence[str]:
-    """Texts as in `corpus.Corpus`; each is read when it is accessed."""
+    """Title, line break and text of each passage, read when it is accessed."""
     return _Texts(self)
 
 

@@ -83,9 +83,13 @@ def check_positive(options: Any, prefix: str = '', zero: Sequence[str] = ()
 
 def take_options(serve: Mapping[str, Any]
                  ) -> tuple[HttpOptions, dict[str, Any]]:
-  """Returns the options of the address, and the remaining options.
+  """Splits a server's config into HttpOptions and a dict of all other options.
 
-  `token_env` names the environment variable that holds the token.
+  The option `token_env` names the environment variable that holds the bearer
+  token; '': no token is needed.
+
+  Raises:
+    ValueError: The variable is not set, or an option is out of range.
   """
   rest = dict(serve)
   names = [field.name for field in dataclasses.fields(HttpOptions)]

@@ -67,10 +67,18 @@ class Batcher:
 
   def submit(self, queries: Sequence[Query], deadline: float
              ) -> list[futures.Future[Results]]:
-    """Returns futures of results, for up to `batch_queries` queries each.
+    """Adds queries to those that wait for the engine, and returns at once.
 
-    Queries are not searched if their future is cancelled or their deadline
-    passes before their call.
+    Queries are not searched if their future is cancelled before their call.
+    They get SearchError('timeout') if their deadline has passed by then.
+
+    Args:
+      queries: Queries of one caller.
+      deadline: Time, by time.monotonic(), after which they are not searched.
+
+    Returns:
+      Futures of the queries' results in their order, each for at most
+      `batch_queries` of them.
 
     Raises:
       Full: Too many queries are waiting, or the batcher is closed.

@@ -323,7 +323,11 @@ class Answer:
 
   async def events(self, pieces: AsyncGenerator[Piece, None]
                    ) -> AsyncGenerator[bytes, None]:
-    """Yields server-sent events, one for each piece."""
+    """Yields the answer as server-sent events: one for each sampled piece.
+
+    An event with the numbers of tokens follows, if it is requested, and then
+    the event [DONE].
+    """
     request = self._request
     head = {**self._head,
             'object': self._kind + ('.chunk' if request.is_chat else '')}

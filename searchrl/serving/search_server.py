@@ -120,7 +120,11 @@ class Server:
                               200 if status == 'ok' else 503)
 
   async def _is_answering(self) -> bool:
-    """Returns whether the engine works, from a recent answer or a probe."""
+    """Returns whether the search engine works.
+
+    It does if it has answered recently, or answers a test query now, or has too
+    many queries waiting to take one.
+    """
     if time.monotonic() - self._answered >= _FRESH_SECS:
       try:
         await self._search(_PROBE)

@@ -30,9 +30,16 @@ def _rng(call: ToolCall, seed: int) -> np.random.Generator:
 
 
 def random_document(window_tokens: int = 0) -> Tool:
-  """Returns the tool `open` with random pages; see `documents.make`.
+  """Returns a tool `open` that shows random documents.
 
-  Whatever the policy asks for, it gets the first page of a random document.
+  Whatever the policy asks for, it gets the first page of the document of a
+  random passage.
+
+  Args:
+    window_tokens: Tokens per page; 0: as many as a result may have.
+
+  Raises:
+    ValueError: `window_tokens` is below 0.
   """
   tool = documents.make(window_tokens)
 

@@ -19,11 +19,12 @@ _FRAME = 24  # tokens for the line that says which page this is
 
 
 def make(window_tokens: int = 0) -> Tool:
-  """Returns the tool.
+  """Returns the tool `open`, by which a policy reads a document page by page.
 
   Args:
-    window_tokens: Tokens per window; 0: the maximum number of tokens that a
-      policy reads after a search (rollout.budgets).
+    window_tokens: Largest number of tokens of a page, or window. 0, or more
+      than fit: as many as fit into the tokens that a policy may read after a
+      call (rollout.budgets), less a few for the page's heading.
 
   Raises:
     ValueError: `window_tokens` is below 0.

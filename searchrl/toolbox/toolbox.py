@@ -119,7 +119,11 @@ def _check(tools: Sequence[Tool]) -> None:
 
 
 def bind(search: SearchFn, tools: Sequence[Tool], **run: Any) -> SearchFn:
-  """Returns the functions of a dialogue's tools, as one `toolset`.
+  """Returns one object that has the functions of all tools of a dialogue.
+
+  The object is a toolset: its field `tools` has the functions by name, and a
+  call of the object itself is a search. A tool that needs something of the run,
+  such as the corpus, gets it here.
 
   Args:
     search: The run's search engine.
@@ -128,7 +132,7 @@ def bind(search: SearchFn, tools: Sequence[Tool], **run: Any) -> SearchFn:
       result_tokens and seed.
 
   Returns:
-    The search itself, if the dialogue has no other tool.
+    The toolset, or the search itself if the dialogue has no other tool.
   """
   if [tool.name for tool in tools] == ['search']:
     return search

@@ -39,9 +39,11 @@ def build(
     say: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> dict[str, Any]:
-  """Builds an index of a store, and tunes its search.
+  """Builds an approximate index of stored vectors, and writes it to a folder.
 
-  An interrupted build leaves the folder unchanged.
+  It tries search settings from the fastest to the most thorough, and keeps the
+  first that reach the target recall. An interrupted build leaves the folder
+  unchanged.
 
   Args:
     kind: Kind of index, 'scann' or 'hnsw'.
@@ -49,13 +51,15 @@ def build(
     folder: Directory of the index; a new one, or an earlier index, which is
       replaced.
     queries: Query vectors with which recall is measured; a thousand are enough.
-    recall: Target recall@3. If no settings reach it, the most thorough ones are
-      kept, with the recall that they have.
+    recall: Target recall@3: share of the 3 best rows of exact search that the
+      index finds. If no settings reach it, the most thorough ones are kept,
+      with the recall that they have.
     say: Function that receives a line of text for each setting that is tried.
     **options: Options of `scann.build` or `hnsw.build`.
 
   Returns:
-    The manifest.
+    The content of the folder's manifest.json: the settings, their recall@3, all
+    trials, the options and the checksums of all files.
 
   Raises:
     ValueError: There is no such kind, its package is missing, the target is out
@@ -86,7 +90,20 @@ def build_if_changed(
     say: Callable[[str], None],
     **options: Any,
 ) -> None:
-  """Builds an index unless the same one exists; arguments are as in `build`."""
+  """Builds and writes an approximate index, unless the folder has it already.
+
+  The existing index is kept if its vectors and options are the same and its
+  files are undamaged. A warning is given if the new index misses its target.
+
+  Args:
+    kind: Kind of index, 'scann' or 'hnsw'.
+    store: The vectors.
+    folder: Directory of the index.
+    queries: Query vectors with which recall is measured.
+    recall: Target recall@3: share of the 3 best rows that a search finds.
+    say: Function that receives a line of text about what is done.
+    **options: Options of `scann.build` or `hnsw.build`.
+  """
   if (folder / 'manifest.json').exists():
     try:
       manifest = read_manifest(folder, store)

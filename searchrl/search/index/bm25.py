@@ -126,7 +126,10 @@ def _is_short(word: str) -> bool:
 
 
 def encode_length(lengths: Int[np.ndarray, 'N']) -> UInt8[np.ndarray, 'N']:
-  """Returns lengths in one byte: exact up to 40, then four significant bits.
+  """Returns text lengths, in terms, as one-byte codes.
+
+  A code is exact up to length 40. Above, it keeps the four leading bits of
+  length - 24, so that `decode_length` returns a somewhat shorter length.
 
   Source: Lucene, SmallFloat.intToByte4: the first 24 values as they are, the
     rest as a float with a mantissa of three bits and no sign.
@@ -157,7 +160,12 @@ class Index:
   _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # key: t
 
   def spans(self, text: str) -> list[maxscore.Span]:
-    """Returns the range of postings of each term of a query."""
+    """Returns a tuple (bound, start, stop, count) per distinct term of a query.
+
+    The bound is the largest score that the term can add to a passage, [start,
+    stop) its range of postings, and count its number in the query. Terms that
+    no passage contains are left out.
+    """
     spans = []
     for term, count in collections.Counter(analyze(text)).items():
       t = self.terms.get(term)
@@ -170,11 +178,13 @@ class Index:
 
 
 def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
-  """Builds the index of texts.
+  """Returns an inverted index of texts, with the BM25 impacts of all terms.
 
     impact = idf tf / (tf + k1 (1 - b + b length / mean length))
     idf = ln(1 + (N - df + 0.5) / (df + 0.5))
 
+  The impact is what one query term adds to a text's score, tf the term's count
+  in the text, df the number of texts with the term, and N the number of texts.
   Lengths are in terms, rounded to one byte; the mean is exact. As in Lucene, N
   and the mean leave out texts without a term.
   """
@@ -196,7 +206,20 @@ def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
 def weights(
     df: Int[np.ndarray, 'V'], lengths: Int[np.ndarray, 'N'], k1: float, b: float
 ) -> tuple[Float[np.ndarray, 'V'], Float[np.ndarray, 'N']]:
-  """Returns the idf of terms, and k1 (1 - b + b length / mean) of texts."""
+  """Returns the idf of each term, and the length norm of each text, for BM25.
+
+    idf = ln(1 + (N - df + 0.5) / (df + 0.5))
+    norm = k1 (1 - b + b length / mean length)
+
+  N and the mean leave out texts without a term. The norm uses lengths rounded
+  to one byte.
+
+  Args:
+    df: Number of texts that contain each of the V terms.
+    lengths: Length of each text, in terms.
+    k1: Saturation of repeated terms.
+    b: Weight of the length, in [0, 1].
+  """
   filled = np.count_nonzero(lengths)
   idf = np.log1p((filled - df + 0.5) / (df + 0.5))
   mean = lengths.sum() / max(filled, 1)

@@ -27,18 +27,24 @@ _BLOCK = 65_536  # texts per block
 
 def build(texts: Sequence[str], folder: pathlib.Path, *, corpus: str,
           k1: float = 0.9, b: float = 0.4) -> dict[str, Any]:
-  """Writes an index. An interrupted build leaves the folder unchanged.
+  """Builds a BM25 index of texts, and writes it to a folder.
+
+  An interrupted build leaves the folder unchanged.
 
   Args:
     texts: Texts of the passages, in the order of the corpus.
     folder: Directory of the index; a new one, or an earlier index, which is
       replaced.
     corpus: Digest of the corpus.
-    k1: Saturation of repeated terms; see `bm25.bm25`.
-    b: Weight of the length; see `bm25.bm25`.
+    k1: Parameter of how slowly repeated terms saturate, at least 0.
+    b: Weight of a text's length, in [0, 1].
 
   Returns:
-    The manifest.
+    The content of the folder's manifest.json: the arguments, the numbers of
+    texts and of terms, and the checksums of all files.
+
+  Raises:
+    ValueError: k1 or b is out of range.
   """
   bm25.check(k1, b)
   with atomic_files.new_folder(folder) as new:
@@ -150,7 +156,14 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
 
 
 def seal(folder: str | pathlib.Path) -> str:
-  """Returns the path and the manifest of the index in <folder>/bm25."""
+  """Returns a string that changes when the index in <folder>/bm25 changes.
+
+  It is the index's absolute path with the content of its manifest.
+
+  Raises:
+    FileNotFoundError: There is no index.
+    ValueError: The manifest is damaged, or a file is missing or truncated.
+  """
   path = pathlib.Path(folder).resolve() / 'bm25'
   return f'{path} {manifests.read(path)}'
 

@@ -58,8 +58,10 @@ def hashed_ngrams(
 
     x_d = sum over g with h(g) = d of  sign(g) weight(g) (1 + ln count(g))
 
-  Words are lower-cased and marked at both ends; the hash is the same in every
-  process and on every machine.
+  Here g is an n-gram of the text, h(g) its bucket and sign(g) 1 or -1, both by
+  its hash. The rows are then scaled to length 1. Words are lower-cased and
+  marked at both ends; the hash is the same in every process and on every
+  machine.
 
   Args:
     texts: Texts in any language.
@@ -164,7 +166,15 @@ def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
 
 def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
             ) -> SearchFn:
-  """Returns a search by vectors; row i of the index is passage i of the corpus.
+  """Returns a function from queries to their top_k passages, by vectors.
+
+  The score is the dot product of a query's vector and a passage's row. A blank
+  query, or one encoded as zeros, finds none.
+
+  Args:
+    corpus: The passages.
+    encode: Function from texts and 'query' to one vector each.
+    index: Index of the passages' vectors; row i is passage i of the corpus.
 
   Raises:
     ValueError: The number of rows is not the number of passages.

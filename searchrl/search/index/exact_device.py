@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact search on the devices of one or all processes: makes an Index.
 
-Rows are split over the devices. Each process sends rows to its own devices in
-small pieces, in their stored type, while the next piece is read. A device scans blocks of its rows and
-keeps the best k; the devices then gather these. Scores are float32 for every
-stored type. On accelerators that multiply bfloat16 fastest, a query is split
-into three bfloat16 vectors, whose products with bfloat16 rows are exact.
+Rows are the vectors of passages. They are split over the devices. Each process
+sends rows to its own devices in small pieces, in their stored type, while the
+next piece is read. A device scans its rows in blocks and keeps the best k; the
+devices then gather these. Scores are float32 for every stored type. On
+accelerators that multiply bfloat16 fastest, a query is split into three
+bfloat16 vectors, whose products with bfloat16 rows are exact.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def build(
     split: bool | None = None,
     separate: bool | None = None,
 ) -> exact_host.Index:
-  """Puts rows onto devices; the search compares a query with every row.
+  """Copies rows to devices; returns an index that compares queries with all.
 
   In a type smaller than float32, the mean is subtracted from the rows before
   they are stored, which loses fewer digits. The mean's part of a score is added
@@ -62,12 +63,12 @@ def build(
     batch: Number of queries per device call; smaller calls are padded, so that
       one program is compiled for each k. If there are many queries, a second
       program takes 16 times as many, since each call reads all rows.
-    block_rows: Number of rows that are compared at once. 0: the number of
-      `rows_per_block`.
+    block_rows: Number of rows that a device compares at once. 0: a default by
+      the number of rows and the kind of device; see `rows_per_block`.
     devices: Devices of this process. Default: all, but no more than there are
       blocks of rows.
-    together: Whether the devices of all processes hold one index, which these
-      search together (see `joint_search`).
+    together: Whether one index is split over the devices of all processes.
+      Every process must then take part in each search.
     split: Whether queries are split into three bfloat16 vectors, for rows of
       bfloat16 or int8. Default: on all devices but CPUs.
     separate: Whether each block of rows is an array of its own. Default: on
@@ -137,9 +138,14 @@ def _in_batches(call, batch: int, vectors: Float[np.ndarray, 'B D'], k: int):
 
 def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool
             ) -> Num[np.ndarray, 'P B D']:
-  """Returns vectors [P B D] whose sum over P is the queries.
+  """Returns each query vector as a sum of P vectors, [P, B, D].
 
-  If `split`, P is 3 and the parts are bfloat16, otherwise P is 1.
+  If `split`, P is 3 and the parts are bfloat16, so that products with bfloat16
+  rows are fast and lose no digits. Otherwise P is 1.
+
+  Args:
+    vectors: B queries of dimension D, float32.
+    split: Whether the queries are split.
   """
   if not split:
     return vectors[None]
@@ -166,7 +172,23 @@ def on(mesh: Mesh, *axes: str) -> NamedSharding:
 
 def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh,
            separate: bool = False):
-  """Returns arrays of rows and arrays of scales; see `top_k`."""
+  """Copies a source's rows, less the mean, to the devices of a mesh.
+
+  Args:
+    source: The rows.
+    mean: Vector that is subtracted from each row.
+    dtype: Type of rows on the devices.
+    block_rows: Number of rows of a block, at most.
+    mesh: Mesh of the devices, over which the rows are split.
+    separate: Whether each block of a device is an array of its own.
+
+  Returns:
+    A tuple of arrays of rows, [blocks, rows of a block, D], and one of arrays
+    of a factor per row, which is 1 unless the type is int8.
+
+  Raises:
+    ValueError: A value is too large for the type.
+  """
   per_device = -(-source.count // mesh.size)
   blocks = -(-per_device // block_rows)
   block = -(-per_device // blocks)
@@ -251,16 +273,20 @@ def top_k(
     rows: Sequence[Num[Array, 'S N D']], scales: Sequence[Float[Array, 'S N']],
     parts: Num[Array, 'P B D'], *, k: int, count: int, mesh: Mesh,
 ) -> tuple[Float[Array, 'B K'], Int[Array, 'B K']]:
-  """Returns the k highest dot products of each query, and their rows.
+  """Returns the k highest dot products of each query, and their rows' numbers.
 
   Args:
-    rows: Arrays of rows in S blocks of N, each split over the mesh. A device's
-      blocks are in order within an array, and from one array to the next.
-    scales: Factor of the products with each row.
-    parts: B queries, each the sum of P vectors; see `parts_of`.
+    rows: Arrays of S blocks of N rows of dimension D. The blocks of each are
+      split over the mesh. A device's blocks are in order within an array, and
+      from one array to the next.
+    scales: Factor by which the products with each row are multiplied.
+    parts: B queries, each as P vectors whose sum is the query.
     k: Number of rows per query; ties go to the lower row.
-    count: Number of rows; later rows are padding.
+    count: Number of rows; later rows are padding and are never found.
     mesh: Mesh of the devices that hold the rows.
+
+  Returns:
+    Scores and row numbers, [B, k], from the highest score down.
   """
   split, whole = PartitionSpec(_AXIS), PartitionSpec()
 
@@ -299,11 +325,12 @@ def top_k(
 
 
 def best_columns(scores: Float[Array, 'B N'], k: int):
-  """Returns the result of `jax.lax.top_k`, but reads less memory.
+  """Returns the k highest scores of each row, and their columns.
 
-  The columns are divided into groups. The k groups with the highest maxima
-  contain the k highest scores, because each better group has at least one
-  better score. Equal scores have the same order as in `top_k`.
+  The results are those of `jax.lax.top_k`, also for equal scores, but less
+  memory is read. The columns are divided into groups. The k groups with the
+  highest maxima contain the k highest scores, because each better group has at
+  least one better score.
   """
   count = -(-scores.shape[1] // _GROUP)
   if count <= 2 * k:

@@ -45,9 +45,15 @@ class Index:
   def __call__(
       self, vectors: Float[np.ndarray, 'B D'], k: int
   ) -> tuple[Float[np.ndarray, 'B K'], Int[np.ndarray, 'B K']]:
-    """Returns scores and ids of the best K = min(k, N) rows, best first.
+    """Returns scores and ids of the rows with the highest dot products.
 
-    If fewer than K rows are found, id -1 and score -inf pad the end.
+    There are K = min(k, N) per query, best first, where N is the number of rows
+    of the index. An id is a row's number. If fewer than K rows are found, id -1
+    and score -inf pad the end.
+
+    Args:
+      vectors: B queries of the dimension D of the rows.
+      k: Number of rows to find per query.
 
     Raises:
       ValueError: The vectors have another shape or are not finite, or k is
@@ -134,14 +140,17 @@ def _best(scores: Float[np.ndarray, 'B N'], k: int):
 
 def recall(ids: Int[np.ndarray, 'Q K'], exact_ids: Int[np.ndarray, 'Q M'],
            exact_scores: Float[np.ndarray, 'Q M'], k: int) -> float:
-  """Returns the share of the k best rows that are among the first k found.
+  """Returns recall@k: the share of the k best rows that an index found.
+
+  It is the mean over Q queries. The first k rows that were found count.
 
   A row that ties with the k-th best counts as one of them, because the choice
   between two equal passages says nothing about the index.
 
   Args:
-    ids: Ids that an index returned.
-    exact_ids: Ids of exact search, M at least k; a larger M shows more ties.
+    ids: Ids that the index returned, best first.
+    exact_ids: Ids that exact search returned, best first. M is at least k, and
+      a larger M shows more ties.
     exact_scores: Scores of exact_ids.
     k: The k of recall@k.
   """

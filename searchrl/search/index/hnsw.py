@@ -69,7 +69,11 @@ def _threads(faiss, count: int) -> Iterator[None]:
 
 
 def ladder(built: dict[str, Any]) -> list[dict[str, int]]:
-  """Returns settings of the search, from fastest to most thorough."""
+  """Returns settings of a search to try, from fastest to most thorough.
+
+  Each is a dict with the keyword `visited` (efSearch) of `open_`. `built`, the
+  result of `build`, does not matter.
+  """
   del built
   return [{'visited': ef} for ef in (32, 64, 128, 256, 512, 1024, 2048)]
 

@@ -40,7 +40,12 @@ class _Encoded:
 
 
 def search(corpus: Corpus, **options: Any) -> SearchFn:
-  """Encodes a corpus and returns its search; for the options see `build`."""
+  """Encodes a corpus; returns a function from queries to passages, by vectors.
+
+  Args:
+    corpus: Corpus whose passages are searched.
+    **options: Encoder, kind of index and further keywords of `build`.
+  """
   encoded, index, _ = build(corpus, **options)
   return dense.searcher(corpus, encoded.encode, index)
 

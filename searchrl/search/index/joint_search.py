@@ -22,7 +22,11 @@ _WAIT_SECS = 24 * 3600  # limit of the wait for the slowest process
 
 
 def make(find: FindFn, dim: int) -> tuple[FindFn, Callable[[], None]]:
-  """Returns a search in rounds, and a function that finishes them.
+  """Returns two functions that search one index from several processes.
+
+  The first searches this process's queries. It waits until every other process
+  also searches or has finished. The second is for a process that has no more
+  queries: it takes part in the others' searches until all have finished.
 
   Args:
     find: Search that returns the results of this process's queries. Every

@@ -30,10 +30,12 @@ _LEADERS = 8  # this times k passages are summed first, to raise the threshold
 
 @dataclasses.dataclass(frozen=True)
 class Postings:
-  """Passages of each term, and the term's impact on their scores.
+  """Two arrays with a posting at each position: a passage, and an impact.
 
-  If it is pickled for a process that is being started, it is sent as open
-  files.
+  The impact is what one query term adds to the passage's score. P is the number
+  of postings, and N that of passages. The postings of a term are adjacent, in
+  the order of the passages. For a process that is being started, the open files
+  are pickled in place of the arrays; see `in_files`.
   """
 
   passages: Int[np.ndarray, 'P']  # in [0, N)

@@ -120,13 +120,20 @@ def encoder_of(store: vector_store.Store, corpus: Corpus,
 
 def choose(store: vector_store.Store, folder: str | pathlib.Path, *,
            storage: str, memory_share: float) -> str:
-  """Returns the backend that suits this machine.
+  """Returns the name of the backend that suits this machine.
 
-  The first of these that applies: 'exact' on accelerators, if the rows take at
-  most `memory_share` of their free memory. 'exact' on a host, up to
-  `EXACT_ON_HOST` rows. 'scann' or 'hnsw', if built and installed. 'exact' on a
-  host, if the rows take at most `memory_share` of its free memory. 'numpy',
-  which reads the rows from disk.
+  It is the first of these that applies:
+
+  1. 'exact', if there are accelerators and the rows take at most `memory_share`
+     of their free memory.
+  2. 'exact', if there are only CPUs and at most `EXACT_ON_HOST` rows.
+  3. 'scann' or 'hnsw', if it is built in `folder` and its package is installed.
+  4. 'exact', if there are only CPUs and the rows, in the type `storage`, take
+     at most `memory_share` of the free memory.
+  5. 'numpy', which reads the rows from disk in each search.
+
+  Raises:
+    ValueError: `memory_share` or `storage` is out of range.
   """
   if not 0 < memory_share <= 1:
     raise ValueError('search.options.memory_share must lie in (0, 1], but is '
@@ -201,7 +208,23 @@ def rows_on_devices(
 def open_index(store: vector_store.Store, folder: str | pathlib.Path,
                backend: str, *, storage: str, min_recall: float, batch: int,
                visited: int = 0) -> exact_host.Index:
-  """Returns the index of a backend; raises as `indexed` does."""
+  """Returns an index of stored vectors that is searched in a given way.
+
+  Args:
+    store: The vectors.
+    folder: Directory that has the approximate indexes, scann/ and hnsw/.
+    backend: 'exact' or 'mesh' (exact, on the devices of this or of all
+      processes), 'numpy' (exact, from disk), 'scann' or 'hnsw'.
+    storage: Type of exact rows on devices.
+    min_recall: Least recall@3 of an approximate index that is accepted.
+    batch: Number of queries per device call of exact search.
+    visited: Number of candidates of a search of 'hnsw'; 0: the tuned number.
+
+  Raises:
+    FileNotFoundError: The approximate index was not built.
+    ValueError: The index is damaged, its recall is too low, or an option is out
+      of range.
+  """
   if visited and backend != 'hnsw':
     raise ValueError(
         "search.options.visited must be 0 unless backend is 'hnsw', but is "

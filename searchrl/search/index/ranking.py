@@ -154,7 +154,11 @@ class _Process(context.SpawnProcess):
   """A spawned worker that does not import the `__main__` of its parent."""
 
   def start(self) -> None:
-    """Starts the process, which would import the file of `__main__`."""
+    """Starts the process, without the import of the parent's main file.
+
+    For the time of the start, `__main__` is an empty module, because a spawned
+    process would import its file.
+    """
     with _STARTING:
       main = sys.modules['__main__']
       sys.modules['__main__'] = types.ModuleType('__main__')

@@ -181,7 +181,11 @@ def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
 
 
 def ladder(built: dict[str, Any]) -> list[dict[str, float | int]]:
-  """Returns settings of the search, from fastest to most thorough."""
+  """Returns settings of a search to try, from fastest to most thorough.
+
+  Each is a dict with the keywords `share` and `candidates` of `open_`. `built`
+  is the result of `build`.
+  """
   if not any(built['leaves']):
     return [{'share': 1.0, 'candidates': _RERANKED}]
   return [{'share': share, 'candidates': candidates} for share, candidates in (

@@ -98,14 +98,15 @@ class InMemory:
 
 
 def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
-  """Returns rows as float32.
+  """Returns vectors as float32 rows, after a check of their shape and values.
 
   Args:
-    rows: Array of any type.
+    rows: Array of any type, [N, D].
     first: Number of its first row, for the error.
 
   Raises:
-    ValueError: A value is not finite; the message names the first such row.
+    ValueError: The shape is not [N, D] with N and D from 1, or a row has a
+      value that is not finite. The message names the first such row.
   """
   rows = np.asarray(rows, np.float32)
   if rows.ndim != 2 or not rows.size:
@@ -122,10 +123,17 @@ def checked(rows: Any, first: int = 0) -> Float[np.ndarray, 'N D']:
 
 def stored(rows: Float[np.ndarray, 'N D'], dtype: str
           ) -> tuple[np.ndarray, ...]:
-  """Returns rows in a type of `DTYPES` and, for int8, their scales.
+  """Returns rows converted to a type, as a tuple of the arrays to store.
+
+  The tuple has the rows and, for int8, one float32 factor per row by which
+  int8 values are multiplied.
+
+  Args:
+    rows: The rows, float32.
+    dtype: Name of the type: float32, float16, bfloat16 or int8.
 
   Raises:
-    ValueError: A value is too large for the type.
+    ValueError: The type is float16 and a value is too large for it.
   """
   if dtype == 'int8':
     return quantize(rows)
@@ -186,7 +194,10 @@ class Recipe:
 
   @property
   def exact_dtype(self) -> str:
-    """Smallest float type that holds every value exactly; see `Source`."""
+    """Float type that holds every stored value exactly: float16 or float32.
+
+    It is float16 only if the rows are stored as float16.
+    """
     return 'float16' if self.dtype == 'float16' else 'float32'
 
   @property
@@ -225,8 +236,13 @@ class Writer:
   def write(self, shard: int, rows: Float[np.ndarray, 'N D']) -> None:
     """Writes a shard, which is complete on disk when this function returns.
 
+    Args:
+      shard: Number of the shard.
+      rows: All rows of the shard, in order.
+
     Raises:
-      ValueError: The shape is not that of the shard, or a value is not finite.
+      ValueError: The shape is not that of the shard, a value is not finite, or
+        it is too large for the type on disk.
     """
     start, stop = self.recipe.span(shard)
     rows = checked(rows, start)

@@ -33,7 +33,16 @@ class Rehearsal:
     self._failed: list[Any] = []
 
   def watch(self, answer: Answer, tasks: list[Any]) -> Sequence[Any]:
-    """Returns the answers to tasks, and keeps the load if too many fail."""
+    """Returns `answer(tasks)`, and remembers the load if too many tasks fail.
+
+    The load includes the tasks that other threads have in flight. Too many are
+    more than one, and more than a tenth of `tasks`.
+
+    Args:
+      answer: Function from tasks to one answer each; a failed task gets a
+        SearchError.
+      tasks: Tasks, such as queries.
+    """
     key = object()
     with self._lock:
       self._under_way[key] = tasks

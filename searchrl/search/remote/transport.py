@@ -163,13 +163,16 @@ class Transport:
   def ask(self, read: Callable[[bytes], T], deadline: float, *,
           body: bytes | None = None, fields: Mapping[str, str] | None = None,
           again: bool = False, smaller: bool = False) -> T:
-    """Makes a call; on failure the caller may try another way or give up.
+    """Sends a request, with retries; returns the parsed response of a server.
+
+    If all tries fail, it raises. The caller then sends a smaller request or
+    calls `give_up`.
 
     Args:
-      read: Parser, as in `call`.
+      read: Function that parses the body of a response; raises Malformed.
       deadline: Time, by the clock, at which the call ends.
-      body: Body, as in `call`.
-      fields: Parameters, as in `call`.
+      body: Body of the request, which may be sent several times.
+      fields: Parameters of the request's query string.
       again: Whether this is a part of a failed request, which is tried once.
       smaller: Whether the caller can ask for less. If so, a request that times
         out is not tried again unchanged.
@@ -202,7 +205,10 @@ class Transport:
     raise failure
 
   def give_up(self, failure: Failure) -> SearchError:
-    """Counts a failed call, after which `wait` waits; returns its error."""
+    """Records that a call has failed, and returns its failure as a SearchError.
+
+    After this, `wait` waits until a server answers.
+    """
     self._counts.add(failed_calls=1)
     self._failed = True
     return SearchError(failure.kind, failure.detail)

@@ -65,7 +65,14 @@ def write_request(queries: Sequence[str], top_k: int) -> bytes:
 
 
 def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
-  """Reads a request. If topk is absent or 0, the default is used.
+  """Returns the request that a client's JSON body contains, after a check.
+
+  Queries that are too long are cut and counted.
+
+  Args:
+    body: Body of the request.
+    limits: Largest numbers that are accepted, and the length of a query.
+    default_top_k: Passages per query if the body's topk is absent or 0.
 
   Raises:
     Malformed: The body is not such a request.
