@@ -45,7 +45,9 @@ from searchrl.runtime import watchdog
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
-  """Runs a command; may be called again in the same process.
+  """Runs the job of the config that the command line names, then exits.
+
+  It may be called again in the same process.
 
   Args:
     arguments: Arguments of the command line. None: those of the process.
@@ -78,7 +80,11 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 @contextlib.contextmanager
 def _exit_codes(workdir: str) -> Iterator[None]:
-  """Ends the command with an exit code or a message if its body is stopped."""
+  """Runs a `with` body; turns its errors into an exit code and a message.
+
+  These are ValueErrors, OSErrors and all that stops the run, such as Ctrl-C.
+  Messages name `workdir`, the directory of the run, where it helps.
+  """
   try:
     yield
   except signals.Stopped as stop:
@@ -108,7 +114,10 @@ def _exit_codes(workdir: str) -> Iterator[None]:
 
 
 def _refuse(error: Exception, place: str = '') -> NoReturn:
-  """Ends the command with a sentence that says what was wrong."""
+  """Exits with a message: the error and then `place`, where it occurred.
+
+  If the environment variable SEARCHRL_TRACEBACK is set, the error is raised.
+  """
   if os.environ.get('SEARCHRL_TRACEBACK'):
     raise error
   sys.exit(f'{type(error).__name__}: {error}{place}\n'
@@ -183,7 +192,11 @@ def _print_help(file: str | None, settings: config_fields.Settings) -> None:
 
 
 def _workdir(options: argparse.Namespace) -> str:
-  """Returns the directory of the run."""
+  """Returns the directory of the run; default: runs/<name of the config file>.
+
+  Raises:
+    ValueError: The directory is a file.
+  """
   file = pathlib.Path(options.config.partition(':')[0])
   workdir = options.workdir or str(pathlib.Path('runs') / file.stem)
   if pathlib.Path(workdir).is_file():
@@ -219,7 +232,9 @@ def _start(verbosity: str) -> None:
 
 
 def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
-  """Returns the job of a command, and gives its flags to the config.
+  """Returns the function (config, folder) that runs the command's job.
+
+  Flags that the job reads, such as --question, are written into the config.
 
   Raises:
     ValueError: A flag belongs to another job, or there is no such job.

@@ -47,7 +47,11 @@ def visible(
     key_positions: Int[Array, '*B S'],
     sliding_window: int | None,
 ) -> Bool[Array, '*B T S']:
-  """Returns which keys a query sees: its own and earlier, within the window."""
+  """Returns True where a query may attend to a key, [*B T S].
+
+  A query sees the keys at its own position and before. With a sliding window of
+  n positions, it sees only keys at its own and the n - 1 positions before.
+  """
   distance = query_positions[..., :, None] - key_positions[..., None, :]
   mask = distance >= 0
   return mask if sliding_window is None else mask & (distance < sliding_window)
@@ -61,8 +65,10 @@ def grouped(
 ) -> Float[Array, 'B T H d']:
   """Returns softmax attention with grouped queries and float32 scores.
 
-  The queries that share a KV head are folded into the length axis, so that
-  every key is read once. A query that sees no keys gets the mean of v.
+  The shapes have B rows, T queries, S keys, H query heads, K key-value heads
+  and head size d. `visible` is True where a query may attend to a key. The
+  queries that share a KV head are folded into the length axis, so that every
+  key is read once. A query that sees no keys gets the mean of v.
   """
   rows, length, heads, size = q.shape
   groups = heads // k.shape[1]
@@ -88,7 +94,7 @@ def blockwise(
     block: int,
     sliding_window: int | None = None,
 ) -> Float[Array, 'B T H d']:
-  """Returns `grouped` attention over the filled blocks of a cache.
+  """Returns causal softmax attention over the filled blocks of a KV cache.
 
   Partial softmaxes are combined from the first block to the last. A block that
   a query does not see adds exact zeros, so that the number of blocks changes no
@@ -285,10 +291,11 @@ def reference(
     v: Float[Array, 'B T K d'], segment_ids: Int[Array, 'B T'],
     sliding_window: int | None = None, block: int = 256,
 ) -> Float[Array, 'B T H d']:
-  """Returns the same attention as 'xla', by a loop over blocks of queries.
+  """Returns causal attention within documents, to test other implementations.
 
-  All blocks have one shape, so that little is compiled. On an H100, the products
-  of one block took 14 s to compile, with the tuning of each.
+  It is the same as `causal` with 'xla', by a loop over blocks of queries.
+  All blocks have one shape, so that little is compiled. On an H100, the
+  products of one block took 14 s to compile, with the tuning of each.
   """
   length, keys = q.shape[1], jnp.arange(q.shape[1])
   blocks, ids = (cudnn_attention.padded_row(x, block) for x in (q, segment_ids))
@@ -308,14 +315,14 @@ def reference(
 
 def choose(platform: str, dtype: Any, head_dim: int, length: int,
            is_packed: bool = True) -> tuple[str, str]:
-  """Returns the implementation that 'auto' tries for a length, and a reason.
+  """Returns the implementation that 'auto' tries first, and the reason.
 
   Args:
     platform: Platform of the device.
     dtype: Data type of q, k and v.
     head_dim: Size of a head.
     length: Number of tokens in a row.
-    is_packed: True if cuDNN has the packed layout on this GPU.
+    is_packed: True if cuDNN on this GPU takes several documents in one row.
   """
   dtype, gpu = jnp.dtype(dtype), platform in ('gpu', 'cuda')
   rules = (
@@ -339,8 +346,8 @@ def resolve(
   """Returns the tested implementation that a run uses, and a sentence to log.
 
   Args:
-    implementation: Name of an implementation, or 'auto' for the one of `choose`,
-      which is replaced by a simpler one if it fails its `self_test`.
+    implementation: Name of an implementation, or 'auto' for the one of
+      `choose`, which is replaced by a simpler one if it fails its `self_test`.
     platform: Platform of the devices.
     dtype: Dtype of queries, keys and values.
     heads: Number of query heads.

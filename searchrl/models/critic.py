@@ -17,7 +17,11 @@ from searchrl.models.transformer import Params, TransformerConfig
 
 
 def init(params: Params) -> Params:
-  """Returns a critic that shares a decoder's arrays. At first, it outputs 0."""
+  """Returns the parameters of a critic, made from those of a decoder.
+
+  They share the decoder's arrays, except for the head. The new head is 0, so
+  that at first all values are 0.
+  """
   scale = params['norm']['scale']
   backbone = {k: v for k, v in params.items() if k != 'head'}
   return {**backbone, 'value': {
@@ -26,7 +30,7 @@ def init(params: Params) -> Params:
 
 
 def logical_axes(config: TransformerConfig) -> Params:
-  """Returns the logical axes of every leaf, as a tree like that of `init`."""
+  """Returns the axis names of each parameter, as a tree like that of `init`."""
   axes = transformer.logical_axes(config)
   backbone = {k: v for k, v in axes.items() if k != 'head'}
   return {**backbone, 'value': {'kernel': ('embed', None), 'bias': (None,)}}

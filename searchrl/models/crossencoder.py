@@ -38,8 +38,13 @@ def score(
 
     score = w . tanh(W hidden_0 + c) + b
 
-  Rows are [CLS] first [SEP] second [SEP], right-padded. The arguments are those
-  of `encoder.forward`, with parameters as described at the top of this file.
+  Args:
+    params: Parameters as described at the top of this file.
+    tokens: Token ids of rows [CLS] first [SEP] second [SEP], right-padded.
+    mask: True, or 1, except for padding.
+    segments: 0 for the first text of a pair, 1 for the second.
+    config: Shape of the encoder.
+    dtype: Data type of activations, and of parameters in products.
 
   Returns:
     The scores, float32 and unbounded. Higher is better.
@@ -65,7 +70,7 @@ def init(config: EncoderConfig, key: Array) -> Params:
 
 
 def logical_axes(config: EncoderConfig) -> Params:
-  """Returns the logical axes of every leaf, as a tree like that of `init`."""
+  """Returns the axis names of each parameter, as a tree like that of `init`."""
   return {'encoder': encoder.logical_axes(config),
           'pooler': {'kernel': ('embed', None), 'bias': (None,)},
           'classifier': {'kernel': ('embed', None), 'bias': (None,)}}
@@ -73,10 +78,17 @@ def logical_axes(config: EncoderConfig) -> Params:
 
 def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
         ) -> Params:
-  """Loads a folder of transformers' BertForSequenceClassification.
+  """Loads a cross-encoder: transformers' BertForSequenceClassification.
 
-  The arguments, options and errors are those of `weights.load`. A model with
-  more than one label raises a ValueError.
+  Args:
+    folder: Folder with safetensors.
+    config: Shape of the encoder, from `encoder.read_config`.
+    **options: Options of `weights.load`: sharding_of and dtype.
+
+  Raises:
+    FileNotFoundError: The folder has no safetensors.
+    ValueError: A file is damaged; a tensor is missing, unexpected or has a
+      wrong shape; or the model has more than one label.
   """
   leaves = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   names = {**encoder.NAMES, 'encoder': '', 'pooler': 'pooler.dense',

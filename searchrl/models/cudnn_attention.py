@@ -10,9 +10,9 @@ order of the row, an id that is left out is an empty document, and 0 is the
 padding at the end of the row. Results at padding are 0.
 
 jax.nn.dot_product_attention has no argument for offsets. `packed` thus uses two
-internal primitives of jax, with the same arguments in jax 0.10.2 and 0.11.2. The
-function of jax that surrounds them is not used, as in 0.10.2 it multiplies the
-offsets of keys by the number of query heads, which is wrong for grouped
+internal primitives of jax, with the same arguments in jax 0.10.2 and 0.11.2.
+The function of jax that surrounds them is not used, as in 0.10.2 it multiplies
+the offsets of keys by the number of query heads, which is wrong for grouped
 queries.
 """
 
@@ -35,10 +35,10 @@ def packed(
     max_segments: int,
     sliding_window: int | None = None,
 ) -> Float[Array, 'B T H d']:
-  """Returns attention within documents, by cuDNN's packed layout.
+  """Returns causal attention within the documents of rows, in one cuDNN call.
 
-  The padding of a row is one more segment. All tokens are then in a segment, so
-  that the kernel reads and writes nothing that is undefined.
+  The padding of a row is one more document. All tokens are then in a document,
+  so that the kernel reads and writes nothing that is undefined.
 
   Args:
     q: Queries, rotated but not scaled. H is a multiple of K.
@@ -64,7 +64,11 @@ def packed(
 
 def document_lengths(segment_ids: Int[Array, 'B T'], max_segments: int
                     ) -> Int[Array, 'B S']:
-  """Returns the number of tokens of each document of a row."""
+  """Returns the number of tokens of each document of each row, [B, S].
+
+  Document s of a row has the tokens with segment id s + 1. S is `max_segments`.
+  An id that does not occur has 0 tokens.
+  """
   numbers = jnp.arange(1, max_segments + 1)[:, None]
   return jnp.sum(segment_ids[:, None] == numbers, -1, dtype=jnp.int32)
 
@@ -132,10 +136,19 @@ def padded(
     longest: int | None = None,
     sliding_window: int | None = None,
 ) -> Float[Array, 'B T H d']:
-  """Returns attention within documents, each of which is in a separate row.
+  """Returns causal attention within documents, by a row for each document.
 
-  The arguments are those of `packed`. `longest` is the number of tokens of the
-  longest document; default: T.
+  Documents are moved to rows of their own for cuDNN, and the results are moved
+  back. The result is that of `packed`, for GPUs before Hopper.
+
+  Args:
+    q: Queries, rotated but not scaled. H is a multiple of K.
+    k: Keys, rotated.
+    v: Values.
+    segment_ids: Number of each token's document; see the top of this file.
+    max_segments: Largest id of a document.
+    longest: Number of tokens of the longest document; default: T.
+    sliding_window: Number of keys that a query sees, itself included.
   """
   rows, row = segment_ids.shape
   longest = longest or row

@@ -97,7 +97,10 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'B T D'], mask: Bool[Array, 'B T T']
               ) -> Float[Array, 'B T D']:
-    """Returns the layer's output; `mask` says which tokens see which."""
+    """Returns the layer's output for rows of hidden states.
+
+    `mask` is True where token t of a row attends to token s, [B, t, s].
+    """
     c = self.config
     dense = functools.partial(Projection, use_bias=True)
     flat = x.reshape(-1, x.shape[-1])
@@ -204,7 +207,7 @@ def init(config: EncoderConfig, key: Array) -> Params:
 
 
 def logical_axes(config: EncoderConfig) -> Params:
-  """Returns the logical axes of every leaf, as a tree like that of `init`."""
+  """Returns the axis names of each parameter, as a tree like that of `init`."""
   return transformer.axes_of(lambda key: _boxed(config, key))
 
 
@@ -260,12 +263,20 @@ def read_config(folder: str) -> EncoderConfig:
 
 def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
         ) -> Params:
-  """Loads the params of a BERT folder, leaf by leaf onto their devices.
+  """Loads the params of a BERT folder, array by array onto their devices.
 
   Names of tensors may begin with `bert.`. Position ids, the pooler and heads
   for other tasks are ignored.
 
-  The arguments, options and errors are those of `weights.load`.
+  Args:
+    folder: Folder with safetensors.
+    config: Shape that `read_config` returns for the same folder.
+    **options: Options of `weights.load`: sharding_of and dtype.
+
+  Raises:
+    FileNotFoundError: The folder has no safetensors.
+    ValueError: A file is damaged; or a tensor is missing, unexpected or has a
+      wrong shape.
   """
   leaves = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   return tensors.load(
@@ -283,7 +294,15 @@ def save(
 ) -> None:
   """Writes a folder for transformers' BertModel, without a pooler.
 
-  The arguments and errors are those of `weights.save`.
+  Args:
+    folder: Path of a folder that is new, empty, or an earlier export.
+    params: Params on the host or on any devices.
+    config: Shape of the params.
+    tokenizer_from: Folder or hub id whose tokenizer files are copied.
+    dtype: Data type in the files, 'float32' or 'bfloat16'.
+
+  Raises:
+    ValueError: The dtype is not one of these, or the folder contains folders.
   """
   raw = {'architectures': ['BertModel'], 'model_type': 'bert',
          **dataclasses.asdict(config), 'hidden_act': 'gelu',
@@ -294,7 +313,7 @@ def save(
 
 
 def _rename(name: str) -> str | None:
-  """Returns the present name of a tensor; None if an encoder ignores it."""
+  """Returns a tensor's name without prefix; None if an encoder ignores it."""
   name = modern(name)
   ignored = name == 'embeddings.position_ids' or name.startswith(
       ('pooler.', 'cls.'))
@@ -302,9 +321,10 @@ def _rename(name: str) -> str | None:
 
 
 def modern(name: str) -> str:
-  """Returns a tensor's name without prefix, and with the present norm names.
+  """Returns a BERT tensor's name as present versions of transformers write it.
 
-  Older files have other names for norms.
+  The prefix `bert.` is removed. Older files call the scale and the bias of a
+  layer norm gamma and beta; here they become weight and bias.
   """
   return name.removeprefix('bert.').replace(
       'LayerNorm.gamma', 'LayerNorm.weight').replace(

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts of many tokens: a row for each choice, with rows sorted by expert.
 
+A choice is a pair of a token and one of its experts. A row is a token's vector
+that is multiplied by the matrices of one expert.
+
 Where devices share the experts, each gets the tokens of all of them, and most
 choices are of experts elsewhere. A device then has room for twice its share of
 all choices. It computes its own in as many passes as they need, nearly always
@@ -23,7 +26,7 @@ Product = Callable[[Array, Array, Array], Array]
 
 
 class _Pass(NamedTuple):
-  """The rows of a pass."""
+  """The rows of one pass: those that a device computes at the same time."""
 
   places: Int[Array, 'N k']  # row of each choice, out of range if it has none
   tokens: Int[Array, 'P']  # token of each row, out of range if it has none
@@ -45,9 +48,9 @@ def mixed(
   """Returns the weighted sum of the outputs of each token's experts.
 
   Args:
-    product: Function that multiplies the rows of each expert.
-    block: Number of rows to a multiple of which each expert has room.
-    unit: Number of which the number of all rows is a multiple.
+    product: Function that multiplies each row with the matrix of its expert.
+    block: Number of rows in a block. Each expert has a whole number of blocks.
+    unit: Divisor of the number of all rows.
     ways: Number of devices that share the experts.
     x: Tokens of all these devices.
     ids: Experts of each token. Ids of E or more are of other devices.
@@ -104,9 +107,10 @@ def _take(rows, index):
 
 
 def _of_tokens(rows, places, weights):
-  """Returns the weighted sum [N D], in float32, of each token's rows.
+  """Returns the weighted sum of each token's rows in float32, [N D].
 
-  A choice is read at a time, because all of them have the size of all rows.
+  `places` has the index of the row of each of a token's k choices, [N k]. The
+  rows of one choice of all tokens are read at a time, to use less memory.
   """
   return sum(_take(rows, places[:, j]).astype(jnp.float32) * weights[:, j, None]
              for j in range(places.shape[1]))
@@ -143,16 +147,17 @@ def _sum_over_passes(add: Callable[[_Pass], Any], block: int, unit: int,
 
 
 def _passes(rows, room: int):
-  """Returns the number of passes that so many rows take."""
+  """Returns the number of passes for this many rows, at `room` rows each."""
   return (rows + room - 1) // room
 
 
 def _places(ids, count: int, block: int, end: int):
-  """Returns a row for each choice of a token [N k], sorted by expert.
+  """Returns the index of the row of each token's choices, [N k].
 
-  The rows of each expert begin at a multiple of `block`. The second result
-  [E + 1] has the number of each expert's first block. Choices of experts on
-  other devices have the row `end`, after the last pass, or a later one.
+  Rows are sorted by expert, and the rows of each expert begin at a multiple of
+  `block`. Choices of experts on other devices get rows from `end` on, which are
+  not computed. The second result, [E + 1], has the number of each expert's
+  first block, and of the first block after all experts.
   """
   flat = jnp.minimum(ids.ravel(), count)
   sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')

@@ -64,16 +64,18 @@ class Load(NamedTuple):
 
 def route(logits: Float[Array, 'N E'], count: int, normalised: bool,
           given: Int[Array, 'N k'] | None = None) -> Routing:
-  """Returns the routing of tokens, given float32 logits of the router.
+  """Returns the experts of each token and their weights, from router logits.
 
-  Given experts get the weights of this router, which has gradients (R3, Ma et
-  al. 2025, arXiv:2510.11370).
+  If the experts are `given`, they are used in place of the router's choices.
+  Their weights are still those of this router, so that it has gradients (R3, Ma
+  et al. 2025, arXiv:2510.11370).
 
   Args:
-    logits: Unnormalised log-probs of the experts.
+    logits: Unnormalised log-probs of the E experts for N tokens, float32.
     count: Number of experts per token, k.
-    normalised: Whether a token's weights add up to 1.
-    given: Experts to take, as `recorded`. Default: the most probable ones.
+    normalised: Flag that scales a token's weights so that they add up to 1.
+    given: Experts to use, from `recorded`: numbers from 1, or 0 for a token
+      whose experts are not known. Default: the most probable ones.
   """
   probs = jax.nn.softmax(logits)
   _, own = jax.lax.top_k(probs, count)
@@ -86,20 +88,24 @@ def route(logits: Float[Array, 'N E'], count: int, normalised: bool,
 
 
 def recorded(ids: Int[Array, '*N k'], count: int) -> Int[Array, '*N k']:
-  """Returns experts as they are recorded: from 1, in few bytes.
+  """Returns the numbers of experts, from 0, in the form to keep: from 1.
 
-  A 0 in a record means that the token's experts are not known.
+  The result has 1 byte per number if `count`, the number of experts, is below
+  256, and else 2. A 0 in a record means that the token's experts are not known.
   """
   return (ids + 1).astype(record_dtype(count))
 
 
 def record_dtype(count: int) -> str:
-  """Returns the dtype of a record of the choices from `count` experts."""
+  """Returns the dtype of `recorded` numbers of `count` experts."""
   return 'uint8' if count < 256 else 'uint16'
 
 
 def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
-  """Returns the sums over the tokens that `used` marks."""
+  """Returns how much each expert is used, as sums over some tokens.
+
+  Only the tokens that `used` marks count, such as all that are not padding.
+  """
   used = used.astype(jnp.float32)
   hits = jax.nn.one_hot(routing.ids, routing.probs.shape[-1]).sum(1)
   entropy = -jnp.sum(jax.scipy.special.xlogy(routing.probs, routing.probs), -1)
@@ -112,11 +118,11 @@ def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
 
 
 def balance(load: Load) -> Float[Array, '']:
-  """Returns the auxiliary loss of all layers, which is k for a balanced load.
+  """Returns the auxiliary loss that makes the router use all experts alike.
 
-  It is E times a sum over the experts. The terms are the expert's fraction of
+  It is E times a sum over the E experts. The terms are the expert's fraction of
   the tokens times its mean probability; both are means over layers and tokens,
-  as in transformers.
+  as in transformers. For a balanced load it is k, the experts per token.
   """
   tokens = jnp.maximum(load.tokens.sum(), 1)
   shares, probs = load.chosen.sum(0) / tokens, load.probs.sum(0) / tokens
@@ -133,9 +139,17 @@ def mixed(
 ) -> Float[Array, 'N D']:
   """Returns the weighted sum of the outputs of each token's experts.
 
-  Where `ways` devices share the experts, these are the tokens of all of them.
-  Ids of E or more belong to experts on other devices. Their outputs are left
-  out of the sum.
+  Where devices share the experts, each has E of them and computes these for the
+  tokens of all devices. Ids of E or more belong to experts on other devices.
+  Their outputs are left out of the sum.
+
+  Args:
+    x: Tokens, of width D.
+    routing: Experts of each token and their weights.
+    gate: Matrices of the experts' gates.
+    up: Matrices of the upward projections.
+    down: Matrices of the downward projections.
+    ways: Number of devices that share the experts.
   """
   inputs = x, routing.ids, routing.weights, gate, up, down
   if len(x) <= _FEW:
@@ -146,11 +160,12 @@ def mixed(
 
 
 def sharded(shardings: Callable[[Any], Any]) -> Callable[..., Array]:
-  """Returns `mixed` for tokens and experts that are split over devices.
+  """Returns a function like `mixed` for tokens and experts split over devices.
 
-  Each device computes its experts for the tokens of all devices along the axis
-  of experts, and each token's outputs are summed there. `shardings` makes a
-  NamedSharding from logical axes.
+  It has the arguments (x, routing, gate, up, down). Each device gets the tokens
+  of all devices that share the experts, and computes its own experts for them.
+  The outputs of a token are then summed over devices and sent to its device.
+  `shardings` makes a NamedSharding from a tuple of names of axes.
   """
   mesh = shardings(('batch',)).mesh
   rows = shardings(('batch', None)).spec
@@ -182,7 +197,10 @@ def sharded(shardings: Callable[[Any], Any]) -> Callable[..., Array]:
 
 
 def _by_all(x, ids, weights, gate, up, down):
-  """Computes all experts for all tokens; the weight is 0 if not chosen."""
+  """Returns the same as `mixed`, by computing all experts for all tokens.
+
+  The weight of an expert that a token did not choose is 0.
+  """
   count = len(gate)
   share = jnp.sum(jax.nn.one_hot(ids, count) * weights[..., None], 1).astype(
       x.dtype)
@@ -195,15 +213,18 @@ def _by_all(x, ids, weights, gate, up, down):
 
 
 def _by_own(x, ids, weights, gate, up, down, ways=1):
-  """Computes the experts of each token only, with tokens sorted by expert."""
+  """Returns the same as `mixed`, by computing only each token's experts.
+
+  The tokens are sorted by expert. This is for TPUs.
+  """
   return expert_rows.mixed(grouped_tpu.product, 1, grouped_tpu.ROWS, ways, x,
                            ids, weights, (gate, up, down))
 
 
 def _by_blocks(x, ids, weights, gate, up, down, ways=1):
-  """Computes the same as `_by_own`, in blocks of rows with one expert.
+  """Returns the same as `mixed`, in blocks of rows that have one expert each.
 
-  This is for GPUs.
+  Only each token's experts are computed. This is for GPUs.
   """
   if any(n % _LEAST for n in gate.shape[1:]):  # too small for the kernel
     return _by_all(x, ids, weights, gate, up, down)

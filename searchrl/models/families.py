@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of decoders: how config.json and tensor names describe a model.
 
-`FAMILIES` has an entry for each architecture. docs/extend.md adds one.
+A family is all models of one architecture of Hugging Face, such as Qwen2.
+`FAMILIES` has an entry for each. docs/extend.md adds one.
 """
 
 from collections.abc import Mapping
@@ -92,6 +93,10 @@ _SAME = ('vocab_size', 'hidden_size', 'num_hidden_layers',
 def parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
   """Returns the shape of the decoder that a config.json describes.
 
+  Args:
+    raw: Content of config.json.
+    path: Path of config.json, for errors.
+
   Raises:
     ValueError: The shape is contradictory, or a part of it is not implemented.
     KeyError, TypeError: A value is missing or has another type.
@@ -146,7 +151,13 @@ def _experts(raw: Mapping[str, Any], path: pathlib.Path) -> Experts:
 
 def check_values(raw: Mapping[str, Any], path: pathlib.Path, **values: Any
                 ) -> None:
-  """Raises a ValueError if config.json has other values for these keys."""
+  """Raises a ValueError if config.json has another value for a key.
+
+  Args:
+    raw: Content of config.json. A key that it lacks is right.
+    path: Path of config.json, for the error.
+    **values: The only value that is implemented for each key.
+  """
   for key, value in values.items():
     if raw.get(key, value) != value:
       raise ValueError(f'{key} in {path} must be {value!r}, but is '
@@ -164,7 +175,11 @@ def check_sizes(config: Any, path: pathlib.Path) -> None:
 
 def _rope(raw: Mapping[str, Any], path: pathlib.Path
          ) -> tuple[float, Llama3Rope | None]:
-  """Returns theta and scaling; transformers 5 has both in `rope_parameters`."""
+  """Returns the base theta and the scaling of a model's rotary frequencies.
+
+  The scaling is None if the frequencies are not scaled. transformers 5 writes
+  both into `rope_parameters`.
+  """
   rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if any(isinstance(value, Mapping) for value in rope.values()):
@@ -205,7 +220,13 @@ def _window(raw: Mapping[str, Any], path: pathlib.Path) -> int | None:
 
 def describe(c: TransformerConfig, dtype: str, eos_id: int | list[int]
             ) -> dict[str, Any]:
-  """Returns a config.json with the keys of both transformers 4 and 5."""
+  """Returns the content of a config.json for transformers 4 and 5.
+
+  Args:
+    c: Shape of the decoder.
+    dtype: Name of the data type of the weights.
+    eos_id: Token id, or ids, that end a generation.
+  """
   family = FAMILIES[c.architecture]
   scaling: dict[str, Any] = {'rope_type': 'default'}
   if c.rope_scaling is not None:

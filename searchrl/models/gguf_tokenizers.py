@@ -95,7 +95,10 @@ def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
 
 
 def _is_filler(number: int, piece: str, kind: int) -> bool:
-  """Returns whether an id has no text. Older files give it a wrong kind."""
+  """Returns whether a token id has no text and only fills up the embedding.
+
+  Its kind says so, or in older files only its text: [PAD] with its number.
+  """
   return kind == _UNUSED or piece == f'[PAD{number}]'
 
 

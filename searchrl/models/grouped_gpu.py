@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of rows with the matrices of their groups, for GPUs (Triton).
 
-Rows are sorted by group, and each group begins at a new block of `ROWS` rows. A
-program computes a tile of a block, with one matrix. The output of a block
-without a group is 0 and is not computed.
+A group is the rows that are multiplied by one matrix, such as the tokens of one
+expert. Rows are sorted by group, and each group begins at a new block of `ROWS`
+rows. A GPU program computes some columns of a block's output, with one matrix.
+The output of a block without a group is 0 and is not computed.
 """
 
 import functools
@@ -27,10 +28,10 @@ def product(
     matrices: Float[Array, 'E K N'],
     starts: Int[Array, 'E+1'],
 ) -> Float[Array, 'P N']:
-  """Returns each row's product with the matrix of its group.
+  """Returns each row's product with the matrix of its group, [P N].
 
   Args:
-    x: Rows; those that fill up a block are 0.
+    x: P rows of width K, sorted by group; those that fill up a block are 0.
     matrices: Matrices of the groups.
     starts: First block of each group, and the first block after all groups.
   """
@@ -98,7 +99,11 @@ def _row_kernel(owner_ref, x_ref, matrices_ref, out_ref, *, is_transposed: bool)
 
 
 def _by_group(x, gradient, starts):
-  """Returns the sums of x[p] gradient[p] over the rows p of each group."""
+  """Returns the gradient of each group's matrix, [E K N].
+
+  It is the sum of the outer products of x[p] and gradient[p] over the rows p of
+  the group.
+  """
   count, shape = len(starts) - 1, (x.shape[1], gradient.shape[1])
   block = math.gcd(shape[0], _INNER), math.gcd(shape[1], _WIDTH)
   return _call(

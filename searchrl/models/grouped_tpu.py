@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of rows with the matrices of their groups, for TPUs.
 
-Products are `jax.lax.ragged_dot`. For the gradient of the matrices, the TPU's
-compiler would multiply all rows for each group and mask the result. They are
-computed by the kernel of megablox instead, which jax has.
+A group is the rows that are multiplied by one matrix, such as the tokens of one
+expert. Products are `jax.lax.ragged_dot`. For the gradient of the matrices, the
+TPU's compiler would multiply all rows for each group and mask the result. They
+are computed by the kernel of megablox instead, which jax has.
 """
 
 import functools
@@ -23,10 +24,10 @@ def product(
     matrices: Float[Array, 'E K N'],
     starts: Int[Array, 'E+1'],
 ) -> Float[Array, 'P N']:
-  """Returns each row's product with the matrix of its group.
+  """Returns each row's product with the matrix of its group, [P N].
 
   Args:
-    x: Rows, sorted by group. Their number is a multiple of `ROWS`.
+    x: P rows of width K, sorted by group. P is a multiple of `ROWS`.
     matrices: Matrices of the groups.
     starts: First row of each group, and the first row after all groups.
   """
@@ -51,7 +52,12 @@ product.defvjp(_forward, _backward)
 
 
 def sums(x, gradient, sizes, interpret: bool = False):
-  """Returns the sums of x[p] gradient[p] over the rows p of each group."""
+  """Returns the gradient of each group's matrix, [E K N].
+
+  It is the sum of the outer products of x[p] and gradient[p] over the rows p of
+  the group. `sizes` has the number of rows of each group. `interpret` runs the
+  TPU's kernel on any device, slowly, for tests.
+  """
   from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
   tile = ROWS, min(x.shape[1], _WIDTH), min(gradient.shape[1], _WIDTH)
   return tgmm(x.T, gradient, sizes, x.dtype, tile, interpret=interpret)

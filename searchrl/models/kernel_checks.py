@@ -20,10 +20,18 @@ def resolve(
 ) -> tuple[str, str]:
   """Returns the tested implementation that a run uses, and a sentence to log.
 
-  'auto' uses the implementation that `choose` returns. If its test fails, it
-  uses the simpler implementation that `simpler` names, or else 'xla', with a
-  warning. An implementation that is named must pass its test. Let one process
-  call this function, and broadcast the result.
+  With 'auto', an implementation whose test fails is replaced by a simpler one,
+  with a warning in the sentence. The implementation 'xla' is not tested. Let
+  one process call this function, and broadcast the result.
+
+  Args:
+    title: Name of what is implemented, for the sentence.
+    implementation: Name of an implementation, which must pass its test; or
+      'auto', which starts with the one that `choose` returns.
+    choose: Function that returns an implementation and the reason for it.
+    test: Function that raises a RuntimeError if an implementation is wrong.
+    simpler: Map from an implementation to the one that replaces it; the default
+      is 'xla'.
 
   Raises:
     RuntimeError: The named implementation fails its test.
@@ -45,7 +53,15 @@ def resolve(
 
 def check(failed: str, way_out: str, dtype: Any,
           run: Callable[[], Mapping[str, float]]) -> None:
-  """Raises a RuntimeError if `run` fails or its differences are too large."""
+  """Raises a RuntimeError if a kernel fails or differs from its reference.
+
+  Args:
+    failed: Beginning of the error message: which kernel failed where.
+    way_out: Last sentence of the error message: what a user can do.
+    dtype: Data type of the kernel, which decides the `TOLERANCE`.
+    run: Function that runs the kernel and returns the largest difference of
+      each result, as a fraction of the reference's largest entry, by name.
+  """
   limit = TOLERANCE[jnp.dtype(dtype).name]
   try:
     errors = run()

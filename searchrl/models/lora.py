@@ -85,7 +85,7 @@ def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
 
 
 def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
-  """Returns the logical axes of every leaf, as a tree like that of `init`."""
+  """Returns the axis names of each array of `init`, as a tree of tuples."""
   layers, axes = {}, transformer.logical_axes(config)['layers']
   for name in _names(lora, config):
     *stacked, inward, outward = axes[name]['kernel']
@@ -95,7 +95,11 @@ def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
 
 
 def attach(base: Params, adapters: Params, lora: Lora) -> Params:
-  """Returns params for `transformer.forward`: the base with its adapters."""
+  """Returns the base params with adapters beside the matrices that they adapt.
+
+  `transformer.forward` adds their products to those of the base. `lora_b` is
+  scaled by alpha / rank here.
+  """
   return {**base, 'layers': base['layers'] | {
       name: {**base['layers'][name], 'lora_a': adapter['lora_a'],
              'lora_b': lora.scale * adapter['lora_b']}

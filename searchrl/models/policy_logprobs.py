@@ -23,9 +23,12 @@ from searchrl.models.transformer import Params, TransformerConfig
 def token_logprobs(params: Params, tokens: Int[Array, 'B T'],
                    config: TransformerConfig, **options: Any
                   ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
-  """Returns the log-prob of each token and the entropy of each position.
+  """Returns the log-prob of each token, and the entropy of its distribution.
 
-  They are those of `token_outputs`, whose other outputs are left out.
+  Both are float32, in nats, [B, T]. Entry t is the log-prob of tokens[:, t]
+  given the tokens before, and the entropy of the distribution from which it is
+  drawn. The first entry of a row is 0. The options are those of
+  `token_outputs`.
   """
   return token_outputs(params, tokens, config, **options)[:2]
 
@@ -43,7 +46,7 @@ def token_outputs(
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T'], Load | None]:
   """Returns log pi(tokens[:, t] | tokens[:, :t]) and the entropy at each t.
 
-  The third result is the load of experts, of `transformer.forward_with_load`.
+  The third result says how much each expert was used, if there are experts.
 
   The shift by one happens here and nowhere else: entry t belongs to
   tokens[:, t]. The first entry of a row is 0. In a packed row, the first entry
@@ -82,7 +85,11 @@ def token_outputs(
 def _score(config, temperature, vocabulary: Params,
            states: Float[Array, 'B c D'], targets: Int[Array, 'B c']
            ) -> tuple[Float[Array, 'B c'], Float[Array, 'B c']]:
-  """Returns the log-prob of each target, and the entropy after each state."""
+  """Returns the log-prob of each target token, and the entropy, in nats.
+
+  `states` has the hidden state before each target, of width D. The entropy is
+  that of the distribution over the next token.
+  """
   scores = transformer.logits(vocabulary, states, config.unused_ids,
                               config.matmul_dtype) / temperature
   logprobs = jax.nn.log_softmax(scores)
@@ -110,7 +117,10 @@ def _score_some(score, vocabulary: Params, hidden: Float[Array, 'B T D'],
 
 
 def _split(x: Array, chunk: int) -> Array:
-  """Returns an array [B T ...] as padded chunks [C B c ...]."""
+  """Returns an array [B T ...] as C chunks of c positions, [C B c ...].
+
+  The last chunk is padded with 0. c is `chunk`.
+  """
   rows, length = x.shape[:2]
   count = -(-length // chunk)
   x = jnp.pad(x, ((0, 0), (0, count * chunk - length),

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of few bits that are summed in float32."""
+"""Matrix products of low-precision operands that are summed in float32."""
 
 import functools
 import math
@@ -15,7 +15,11 @@ _AMX = 'amx_bf16'  # flag of CPUs with units for products of bfloat16
 
 
 def fastest() -> str:
-  """Returns 'bfloat16' if the devices are CPUs with AMX, otherwise ''."""
+  """Returns the dtype in which matrix products are fastest on these devices.
+
+  It is 'bfloat16' on CPUs with AMX, units for such products. Otherwise it is
+  '', which means the dtype of the operands.
+  """
   is_fast = (jax.default_backend() == 'cpu' and _CPU.is_file()
              and _AMX in _CPU.read_text().split())
   return 'bfloat16' if is_fast else ''
@@ -28,7 +32,8 @@ def product(x, kernel, dtype: str = ''):
     x: Array [... D].
     kernel: Matrix [D F] of any dtype.
     dtype: Dtype to which the operands are rounded, also in the backward pass.
-      Sums and gradients are then float32. '': that of x, for all.
+      Sums and gradients are then float32. If it is '', operands, sums and
+      gradients have the dtype of x.
   """
   if dtype:
     return float32_product(x, kernel, dtype).astype(x.dtype)
@@ -36,11 +41,16 @@ def product(x, kernel, dtype: str = ''):
 
 
 def float32_product(x, kernel, dtype: str = ''):
-  """Returns x @ kernel, summed in float32, also in the backward pass.
+  """Returns x @ kernel in float32, with sums in float32 in both passes.
 
-  The arguments are those of `product`. By default the cotangent's float32
-  would make the products in the backward pass products of float32, which are
-  many times slower.
+  The backward pass first rounds the output's gradient to the dtype of the
+  operands. Products of float32 would be many times slower.
+
+  Args:
+    x: Array [... D].
+    kernel: Matrix [D F] of any dtype.
+    dtype: Dtype to which the operands are rounded, also in the backward pass.
+      If it is '', this is the dtype of x.
   """
   if dtype:
     return _rounded(x.astype(jnp.float32), kernel.astype(jnp.float32), dtype)

@@ -51,15 +51,17 @@ def check(shape: transformer.TransformerConfig, *, sequence: int, tensor: int,
 
 def over_whole_rows(attend: Callable[..., Array],
                     shardings: Callable[[Any], Any]) -> Callable[..., Array]:
-  """Returns attention for q, k and v whose positions are split over devices.
+  """Returns a function like `attend` for rows that are split over devices.
 
-  In attention the heads are split instead, in a number of ways that divides the
-  query heads. If it does not divide the KV heads, each KV head is repeated until
-  it does. The sum of its copies' gradients is the gradient of the head.
+  Its q, k, v and output are split by positions. While it computes, each device
+  has all positions of some heads instead. The number of parts divides the query
+  heads. If it does not divide the KV heads, each KV head is repeated until it
+  does. The sum of its copies' gradients is the gradient of the head.
 
   Args:
     attend: Function `attention.causal`, or a partial of it.
-    shardings: Function that makes a NamedSharding from logical axes.
+    shardings: Function that makes a NamedSharding from a tuple of the names of
+      an array's axes.
   """
   split = shardings(('batch', 'length', 'heads', None))
   whole = shardings(('batch', None, 'attended', None))

@@ -10,11 +10,14 @@ FOLDER = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
 
 
 def locate(path: str) -> str:
-  """Returns a directory with a model's config.json; weights are not needed.
+  """Returns a directory with a model's config.json, without its weights.
+
+  The library contains the config.json of the models that it names, so that they
+  need no download. A config.json in the cache of the hub is preferred. Any
+  other model is located, and fetched if necessary, by `weights.locate`.
 
   Args:
-    path: Path of a directory, or a hub id. The config.json of models that the
-      library names are included in it, so that no download is needed.
+    path: Path of a directory, or a hub id.
   """
   import huggingface_hub  # slow to import
   shipped = FOLDER / path / 'config.json'
@@ -26,10 +29,13 @@ def locate(path: str) -> str:
 
 
 def has_tokenizer(path: str) -> bool:
-  """Returns whether a model's tokenizer is on this machine.
+  """Returns whether a model's tokenizer can be read without a download.
 
-  A model that the library does not name counts, so that an error names it where
-  it is read.
+  The result is also True for a hub id that the library does not name. If its
+  tokenizer is missing, reading it then raises an error that names the model.
+
+  Args:
+    path: Path of a directory, or a hub id.
   """
   if pathlib.Path(path).is_dir():
     return (pathlib.Path(path) / 'tokenizer.json').is_file()

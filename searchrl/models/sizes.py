@@ -10,7 +10,10 @@ from searchrl.models import transformer
 
 
 def inner_width(c: transformer.TransformerConfig) -> int:
-  """Returns the inner width of the MLP or experts that one token uses."""
+  """Returns the inner width of the feed-forward part that one token uses.
+
+  It is the inner width of the MLP, or the sum over the token's experts.
+  """
   return c.intermediate_size if c.experts is None else (
       c.experts.num_experts_per_tok * c.experts.moe_intermediate_size)
 

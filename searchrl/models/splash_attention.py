@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Splash attention in Pallas over packed rows, for TPUs; see `attention`."""
+"""Splash attention (flash attention in Pallas) over packed rows, for TPUs."""
 
 import jax
 
@@ -8,9 +8,20 @@ from searchrl.models.cudnn_attention import LANES, padded_row
 
 
 def packed(q, k, v, segment_ids, *, sliding_window, block, interpret):
-  """Runs splash attention, which skips blocks that causality or a window hides.
+  """Returns causal attention within documents, [B T H d].
 
-  Blocks that only the segments hide are computed and then masked.
+  Blocks of keys that causality or a window hides are skipped. Blocks that only
+  the limits of documents hide are computed and then masked.
+
+  Args:
+    q: Queries, rotated but not scaled, [B T H d].
+    k: Keys, rotated, [B T K d].
+    v: Values, [B T K d].
+    segment_ids: Number of each token's document, [B T]; None: one document.
+    sliding_window: Number of keys that a query sees, itself included, or None.
+    block: Number of tokens in a block. None: 512, or the row's length rounded
+      up to a multiple of 128 if this is less.
+    interpret: Flag that runs the kernel on any device, slowly, for tests.
   """
   # Slow to import.
   from jax.experimental.pallas.ops.tpu import splash_attention as splash

@@ -37,9 +37,10 @@ _WRITABLE = {'float32': 'F32', 'bfloat16': 'BF16'}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The tensors of one leaf, stacked on its first axes.
+  """Names of the tensors in a file that one leaf of the params consists of.
 
-  A leaf has one tensor, one per layer, or one per layer and expert.
+  A leaf is one array of the params. It has one tensor, one per layer, or one
+  per layer and expert. The tensors are stacked on the leaf's first axes.
   """
 
   name: str  # name of a tensor, with {} for each number of a layer or expert
@@ -48,12 +49,12 @@ class Source:
 
   @property
   def stacked(self) -> int:
-    """Number of axes that number the tensors."""
+    """Number of the leaf's first axes on which tensors are stacked: 0 to 2."""
     return len(self.counts)
 
   @property
   def parts(self) -> tuple[str, ...]:
-    """Names of the tensors; the last axis changes fastest."""
+    """Names of all tensors of the leaf, in order of layer and then expert."""
     return tuple(self.name.format(*index) for index in np.ndindex(self.counts))
 
   def flip(self, items: Sequence[Any]) -> tuple[Any, ...]:
@@ -62,7 +63,9 @@ class Source:
 
 
 class Folder:
-  """The safetensors of a folder. Reads headers now, and values by the slice.
+  """The safetensors files of a folder, of which slices can be read.
+
+  Only the headers are read when it is made.
 
   Args:
     path: Path of the folder.
@@ -103,7 +106,10 @@ class Folder:
           self.shapes[name] = tuple(slices[stored].get_shape())
 
   def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises a ValueError unless exactly these tensors are readable."""
+    """Raises a ValueError unless the folder has exactly the expected tensors.
+
+    `expected` maps our names to shapes. A tensor's data type must be readable.
+    """
     problems = [f'{name} is missing' for name in expected
                 if name not in self.shapes]
     for name, shape in self.shapes.items():
@@ -120,7 +126,17 @@ class Folder:
           f'{"; ".join(problems[:4])} ({len(problems)} in all).')
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-    """Reads only one slice of a tensor, in the data type of the file."""
+    """Returns one slice of a tensor, in the data type of the file.
+
+    Only this slice is read.
+
+    Args:
+      name: Our name of the tensor.
+      index: Range of entries on each axis.
+
+    Raises:
+      ValueError: The file cannot be read.
+    """
     file, tensor = self._tensors[name]
     try:
       return tensor[index]
@@ -163,7 +179,10 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def sources(leaves: Params, names: Mapping[str, str]) -> Params:
-  """Returns the `Source` of each leaf, for leaves of these shapes.
+  """Returns a tree like `leaves` that says which tensors each leaf consists of.
+
+  The entries are `Source`s. `leaves` is a tree of arrays, or of their shapes,
+  and `names` has the part of a tensor's name for each key of the tree.
 
   A tensor's name is made of the names of the leaf's keys, and a suffix:
   layers/q/kernel is 'model.layers.{}.self_attn.q_proj.weight', if `names` has
@@ -183,7 +202,11 @@ def sources(leaves: Params, names: Mapping[str, str]) -> Params:
 
 def shapes(leaves: Params, names: Mapping[str, str]
           ) -> dict[str, tuple[int, ...]]:
-  """Returns each tensor's shape in a file, for leaves of these shapes."""
+  """Returns the shape of each tensor in a file, by its name.
+
+  The arguments are a tree of arrays, or of their shapes, and the names of its
+  keys, as for `sources`.
+  """
   return {name: source.flip(leaf.shape[source.stacked:])
           for source, leaf in zip(jax.tree.leaves(sources(leaves, names)),
                                   jax.tree.leaves(leaves), strict=True)
@@ -199,11 +222,18 @@ def load(
     sharding_of: ShardingOf | None = None,
     dtype: Any = jnp.float32,
 ) -> Params:
-  """Loads params from a folder. At most one leaf is on the host.
+  """Loads params from a folder. At most one leaf at a time is on the host.
 
-  The folder must have exactly the tensors that `sources` names, with the
-  leaves' shapes. The axes are the logical axes of the leaves. The other
-  arguments are those of `weights.load`.
+  Args:
+    folder: Folder with exactly the tensors that `sources` names, in the leaves'
+      shapes.
+    names: Part of a tensor's name for each key of the params; see `sources`.
+    leaves: Shapes of the params, as a tree.
+    axes: Names of the axes of each leaf, as a tree.
+    sharding_of: Function from a leaf's names of axes to its sharding over
+      devices. Only the slices of local devices are read. Default: the default
+      device.
+    dtype: Data type of all params, whatever type the files hold.
 
   Raises:
     ValueError: A tensor is missing, unexpected or has a wrong shape or type; a
@@ -240,7 +270,10 @@ def _leaf(folder: Folder, source: Source, shape: tuple[int, ...], sharding,
 
 
 def _read(folder: Folder, source: Source, key, dtype) -> np.ndarray:
-  """Reads a part of a leaf. The key has (start, stop, 1) for each dimension."""
+  """Reads a part of a leaf from its tensors, as one array of type `dtype`.
+
+  `key` has (start, stop, 1) for each dimension of the leaf.
+  """
   result = np.empty([stop - start for start, stop, _ in key], dtype)
   numbers = [range(*k) for k in key[:source.stacked]]
   index = source.flip([slice(*k) for k in key[source.stacked:]])
@@ -256,8 +289,15 @@ def save(path: pathlib.Path, params: Params, names: Mapping[str, str], *,
   """Writes params as model.safetensors, or as shards with an index.
 
   One tensor is on the host at a time. With several processes, all must call
-  this function; the first one writes. The path is of an empty folder; the other
-  arguments are those of `weights.export`.
+  this function; the first one writes.
+
+  Args:
+    path: Path of an empty folder.
+    params: Params on the host or on any devices.
+    names: Part of a tensor's name for each key of the params; see `sources`.
+    dtype: Data type in the files, 'float32' or 'bfloat16'.
+    shard_bytes: Largest size of one file in bytes. Larger weights become
+      several files with an index.
 
   Raises:
     ValueError: The dtype is neither 'float32' nor 'bfloat16'.
@@ -285,7 +325,11 @@ def save(path: pathlib.Path, params: Params, names: Mapping[str, str], *,
 
 
 def _fetch(leaf: Any, place: tuple[int, ...], source: Source) -> np.ndarray:
-  """Copies one whole tensor of a leaf to the host, in the file's layout."""
+  """Returns one whole tensor of a leaf on the host, in the file's layout.
+
+  `place` is the index of the tensor on the leaf's stacked axes: the layer, or
+  the layer and the expert, or nothing.
+  """
   x = leaf[place] if place else leaf
   if isinstance(x, jax.Array) and not (
       x.is_fully_addressable or x.is_fully_replicated):

@@ -168,7 +168,7 @@ class Block(nn.Module):
   ) -> tuple[Float[Array, 'B T D'], Any]:
     """Returns the layer's output, and the second result of `attend`.
 
-    Tokens use the given `experts`, as `experts.recorded`, or their own.
+    Tokens use the given `experts`, from `experts.recorded`, or the router's.
     """
     c = self.config
     rows, length, width = x.shape
@@ -268,7 +268,7 @@ class Router(nn.Module):
 def forward(params: Params, tokens: Int[Array, 'B T'],
             config: TransformerConfig, **options: Any
            ) -> Float[Array, 'B T D']:
-  """Returns only the hidden states of `forward_with_load`."""
+  """Returns the last layer's normalised output, as `forward_with_load` does."""
   return forward_with_load(params, tokens, config, **options)[0]
 
 
@@ -294,10 +294,8 @@ def forward_with_load(
     params: Parameters as described at the top of this file.
     tokens: Right-padded rows of token ids, so that no token attends to padding.
     config: Shape of the decoder.
-    segment_ids: Document of each token in a packed row; equal ids are one
-      document.
-    positions: Position of each token; restarts in each document. Default:
-      0, 1, 2, ...
+    segment_ids: Number of each token's document in a packed row.
+    positions: Position of each token in its document. Default: 0, 1, 2, ...
     remat: Activations of a layer that the backward pass recomputes. False:
       none. True or 'nothing': all, because nothing is saved. 'dots': all but
       the matrix products, which are saved.
@@ -368,7 +366,7 @@ def recomputed(layer: Callable[..., Any], remat: bool | str
 
 def final_norm(params: Params, x: Float[Array, '*B D'],
                config: TransformerConfig) -> Float[Array, '*B D']:
-  """Applies the norm between the last layer and the vocabulary."""
+  """Returns the last layer's output normalised, as the logits' input."""
   return _normed(x, params['norm']['scale'], config.rms_norm_eps)
 
 
@@ -400,25 +398,25 @@ def init(config: TransformerConfig, key: Array) -> Params:
 
 @functools.cache
 def abstract(config: TransformerConfig, dtype: str = 'float32') -> Params:
-  """Returns a tree like that of `init`, with jax.ShapeDtypeStruct leaves."""
+  """Returns all parameters as jax.ShapeDtypeStruct, in a tree like `init`'s."""
   shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
 
 
 @functools.cache
 def logical_axes(config: TransformerConfig) -> Params:
-  """Returns the logical axes of every leaf, as a tree like that of `init`."""
+  """Returns the axis names of each parameter, as a tree like that of `init`."""
   return axes_of(lambda key: _boxed(config, key))
 
 
 def layer_axes(axes: Params) -> Params:
-  """Returns one layer's logical axes, given those of all parameters."""
+  """Returns the axis names of one layer's arrays, given those of all arrays."""
   return jax.tree.map(lambda names: names[1:], axes['layers'],
                       is_leaf=lambda x: isinstance(x, tuple))
 
 
 def axes_of(boxed: Callable[[Array], Params]) -> Params:
-  """Returns the logical axes of the boxes that `boxed` returns for a key."""
+  """Returns the axis names of the arrays in the boxes that `boxed` makes."""
   boxes = jax.eval_shape(boxed, jax.random.key(0))
   return jax.tree.map(lambda box: tuple(box.names), boxes,
                       is_leaf=lambda x: isinstance(x, nn.Partitioned))
@@ -426,13 +424,13 @@ def axes_of(boxed: Callable[[Array], Params]) -> Params:
 
 def stacked_layers(layer: Callable[[Array], Params], key: Array, count: int
                   ) -> Params:
-  """Returns boxed parameters of layers that a function of a key makes."""
+  """Returns the parameters of `count` layers made by `layer`, as one stack."""
   return nn.meta.add_axis(jax.vmap(layer)(jax.random.split(key, count)), 0,
                           {nn.PARTITION_NAME: 'layers'})
 
 
 def _boxed(config: TransformerConfig, key: Array) -> Params:
-  """Returns the tree of `init`, with each leaf in a box with logical axes."""
+  """Returns the tree of `init`, with each array boxed with its axis names."""
   key_embed, key_layers, key_head = jax.random.split(key, 3)
   size, width = config.vocab_size, config.hidden_size
   layer = lambda key: Block(config).init(

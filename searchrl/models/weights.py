@@ -149,10 +149,13 @@ def load(
 
 def _drop_tied(stored: tensors.Folder, embedding: str, head: str,
                rows: int = 4096) -> None:
-  """Ignores a stored head that equals the embedding.
+  """Makes a folder ignore its logits matrix, if that equals the embedding.
+
+  Some files store both, though a model with tied embeddings has only one. The
+  two are compared `rows` rows at a time.
 
   Raises:
-    ValueError: The head is different.
+    ValueError: The matrix is different.
   """
   if head not in stored.shapes:
     return
@@ -246,10 +249,23 @@ def export(
     dtype: str,
     shard_bytes: int = 5 * 10**9,
 ) -> None:
-  """Writes any model's folder, as `save` does for decoders.
+  """Writes a model's folder for transformers: config, weights and tokenizer.
 
-  Besides the arguments of `save`, it takes the names of the tensors, as in
-  `tensors.sources`, and `raw`, the content of config.json.
+  It is for a model of any kind. An interrupted call leaves no incomplete
+  folder. With several processes, all must call it; the first one writes.
+
+  Args:
+    folder: Path of a folder that is new, empty, or an earlier export.
+    params: Params on the host or on any devices.
+    names: Part of a tensor's name for each key of the params; see
+      `tensors.sources`.
+    raw: Content of config.json.
+    tokenizer_from: Folder or hub id whose tokenizer files are copied.
+    dtype: Data type in the files, 'float32' or 'bfloat16'.
+    shard_bytes: Largest size of one file in bytes.
+
+  Raises:
+    ValueError: The dtype is not one of these, or the folder contains folders.
   """
   path = pathlib.Path(folder).resolve()
   new = path.with_name(f'.{path.name}.unfinished')
@@ -271,7 +287,10 @@ def export(
 
 
 def _add_ends(path: pathlib.Path, eos_id: int | list[int] | None) -> None:
-  """Adds end ids that a generation_config.json lacks."""
+  """Adds the token ids that end a generation to a generation_config.json.
+
+  Ids that the file already names are not added again.
+  """
   raw = json.loads(path.read_text(encoding='utf-8'))
   named, ids = ([] if x is None else x if isinstance(x, list) else [x]
                 for x in (raw.get('eos_token_id'), eos_id))

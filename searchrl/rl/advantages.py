@@ -59,11 +59,13 @@ def group_relative(
 
     A_i = (r_i - mean_g r) / (std_g r + 1e-6)
 
-  A group of one row gives exactly 0, and so does a group whose rewards differ
-  by at most 1e-6. The rounding of a constant reward never becomes an advantage.
+  Here g is the group of row i. A group of one row gives exactly 0, and so does
+  a group whose rewards differ by at most 1e-6. The rounding of a constant
+  reward never becomes an advantage.
 
   Without `normalize_std`, A = r - mean (Dr. GRPO, arXiv:2503.20783). The
-  variance is the sample's with `ddof` 1 and the population's with 0.
+  variance is that of a sample with `ddof` 1, and of a population with 0: in a
+  group of n rows, the sum of squared distances is divided by n - `ddof`.
 
   Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, section 4.1.2.
   """
@@ -87,7 +89,8 @@ def leave_one_out(
 
     A_i = r_i - mean_{j in g, j != i} r_j = (r_i - mean_g r) n / (n - 1)
 
-  A group of one gives 0.
+  Here g is the group of row i, and n its number of rows. A group of one row
+  gives 0.
 
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, RLOO.
   """
@@ -167,14 +170,14 @@ def gae(
     discount: float = 1.0,
     gae_lambda: float = 1.0,
 ) -> Estimate:
-  """Returns generalised advantage estimates on rows without observations.
+  """Returns generalised advantage estimates (GAE) and the critic's targets.
 
     delta_t = r_t + discount V_{t+1} - V_t
     A_t = delta_t + discount gae_lambda A_{t+1}        R_t = A_t + V_t
 
-  The index t counts policy tokens only, however much was retrieved between two
-  of them. After the last one V = 0. Apply `whiten` to the advantages, not to
-  the returns.
+  The index t counts the tokens that the policy sampled. Tokens that were
+  retrieved between two of them are skipped. After the last one V = 0. Apply
+  `whiten` to the advantages A, not to the returns R.
 
   Args:
     token_rewards: Rewards r_t, from `token_rewards`, [B, T].
@@ -215,12 +218,15 @@ def reinforce_plus_plus(
     *,
     discount: float = 1.0,
 ) -> Float[Array, 'B T']:
-  """Returns each token's return, whitened over the batch, [B, T].
+  """Returns each token's return, standardized over the batch, [B, T].
 
     A = whiten(G),  G_t = r_t + discount G_{t+1}
 
-  The index t counts policy tokens only: an observation does not reset the
-  return. The rewards r_t come from `token_rewards` and include the KL penalty.
+  The return G_t is the discounted sum of the rewards from token t on. `whiten`
+  subtracts the mean of all policy tokens and divides by their standard
+  deviation. The index t counts policy tokens only: an observation does not
+  reset the return. The rewards r_t come from `token_rewards` and include the KL
+  penalty.
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """
@@ -238,9 +244,13 @@ def reinforce_plus_plus_baseline(
     *,
     num_groups: int | None = None,
 ) -> Float[Array, 'B T']:
-  """Returns whitened rewards after subtracting the group's mean, [B, T].
+  """Returns rewards minus their group's mean, standardized over tokens, [B, T].
 
     A_it = whiten(r_i - mean_g r)
+
+  Every policy token t of row i gets the row's difference. `whiten` then
+  subtracts the mean over all policy tokens of the batch, and divides by their
+  standard deviation.
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262, "w/ baseline".
   """

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Algorithm`: a dynamic filter, advantages and a loss, as pure functions.
 
-The module also has the helpers that these functions share. They select the
-tokens that are trained on, and the log-probs that an importance ratio divides
-by.
+The filter can drop questions from which nothing can be learned, such as those
+whose samples all got the same reward. The module also has the helpers that
+these functions share. They select the tokens that are trained on, and the
+log-probs that an importance ratio divides by.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def keep_all(
     outcome_rewards: Float[np.ndarray, 'N'],
     question_ids: Int[np.ndarray, 'N'],
 ) -> Bool[np.ndarray, 'N']:
-  """Returns True for every row, so that all rows are trained on."""
+  """Returns True for every row, [N]: the filter that drops nothing."""
   del question_ids
   return np.ones(len(outcome_rewards), bool)
 
@@ -49,9 +50,12 @@ def keep_mixed(
     outcome_rewards: Float[np.ndarray, 'N'],
     question_ids: Int[np.ndarray, 'N'],
 ) -> Bool[np.ndarray, 'N']:
-  """Returns True for the rows of each question whose outcomes are mixed, [N].
+  """Returns True for the rows of each question whose rewards differ, [N].
 
     max r - min r > 1e-6 over the rows of the question
+
+  A row is one sampled answer. If all rows of a question have the same reward,
+  their advantages relative to each other are 0, and they are dropped.
 
   Args:
     outcome_rewards: Outcome rewards r, [N]. A reward that could not be computed
@@ -73,7 +77,10 @@ def keep_mixed(
 
 
 def question_hops(question: Question) -> int:
-  """Returns a question's hop count, by which HRPO groups rows."""
+  """Returns a question's hop count: the number of facts that its answer needs.
+
+  HRPO compares the reward of a row with all rows of the same hop count.
+  """
   return question.hops
 
 
@@ -134,15 +141,19 @@ def total(
 
 
 def trained_tokens(batch: Batch) -> Bool[Array, 'B T']:
-  """Returns True for tokens of the policy in rows of the loss, [B, T]."""
+  """Returns True for the tokens that the loss is computed on, [B, T].
+
+  The policy sampled these tokens, and their rows are marked by `batch.in_loss`.
+  """
   return batch.loss_mask & batch.in_loss[:, None]
 
 
 def observed_tokens(batch: Batch) -> Bool[Array, 'B T']:
-  """Returns True for tokens of the environment in rows of the loss, [B, T].
+  """Returns True for tokens that the environment wrote, [B, T].
 
-  These tokens are between a row's first and last sampled token. The prompt does
-  not count, and a batch has no tokens after the last action.
+  Examples are retrieved passages. Only rows that are in the loss have such
+  tokens here. The tokens are between a row's first and last sampled token, so
+  that the prompt does not count. A batch has no tokens after the last action.
   """
   mask = trained_tokens(batch)
   after_first = jnp.cumsum(mask, axis=1) > 0
@@ -167,7 +178,10 @@ def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
 
 
 def scored(batch: Batch, field: str) -> Float[Array, 'B T']:
-  """Returns a field of the batch that is not always filled, [B, T].
+  """Returns the field of this name of a batch, [B, T], if it has been computed.
+
+  Such fields are log-probs, values and rewards of turns, which are None at
+  first.
 
   Raises:
     ValueError: The field is None.

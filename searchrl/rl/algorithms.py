@@ -68,8 +68,8 @@ def ppo(
   `value_clip` is the distance that a value may move in an update, in the unit
   of the rewards; None means any distance. `gae_lambda` is in [0, 1]: 1 uses the
   rewards only, and 0 relies on the critic. With `whiten`, advantages are
-  whitened over all policy tokens of the batch. With `turn_rewards`, a turn's
-  own reward is added at the turn's last token.
+  shifted and scaled to mean 0 and variance 1 over all policy tokens of the
+  batch. With `turn_rewards`, a turn's own reward is added at its last token.
 
   Source: Schulman et al. 2017, arXiv:1707.06347; hyper-parameters as in
     Search-R1 (arXiv:2503.09516). Rewards of turns as in MT-PPO (Zeng et al.
@@ -121,6 +121,10 @@ def grpo(
 ) -> Algorithm:
   """Makes GRPO: clipped token ratios, advantages relative to the group.
 
+  A group is the rows that were sampled together for one question. The advantage
+  of a row is its reward minus the group's mean, divided by the group's standard
+  deviation if `normalize_std`.
+
   Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3. Search-R1
     uses kl_coef 1e-3 and the token mean.
   """
@@ -164,10 +168,11 @@ def dapo(
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> Algorithm:
-  """Makes DAPO: GRPO on mixed groups, a higher upper clip, a length penalty.
+  """Makes DAPO: GRPO with a filter, a higher upper clip and a length penalty.
 
-  The penalty on a row's reward grows over the last `buffer` of `max_length`
-  policy tokens; see `losses.overlong_penalty`. Retrieved tokens do not count.
+  The filter drops questions whose rows all have the same outcome reward. The
+  penalty on a row's reward falls from 0 to -1 over the last `buffer` of
+  `max_length` policy tokens. Retrieved tokens do not count.
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476.
   """
@@ -197,7 +202,9 @@ def gspo(
 ) -> Algorithm:
   """Makes GSPO: clipped sequence ratios, advantages relative to the group.
 
-  Every row has the same weight, also in the KL and the entropy.
+  The ratio of a row is the geometric mean of its tokens' ratios. A group is the
+  rows that were sampled together for one question. Every row has the same
+  weight, also in the KL and the entropy.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 5; clip ranges from its section 5.1.
@@ -217,7 +224,9 @@ def dspo(
     dual_clip: float | None = None,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """Makes DSPO: GSPO on the groups whose outcomes are mixed.
+  """Makes DSPO: GSPO without the questions whose rows all score alike.
+
+  A question is dropped if all its rows have the same outcome reward.
 
   Source: DSPO, arXiv:2510.09255. It gives no clip range; these are GSPO's.
   """
@@ -253,8 +262,9 @@ def gmpo(
 def rloo(regularizer: Regularizer) -> Algorithm:
   """Makes RLOO: log pi of the whole row times a leave-one-out advantage.
 
-  There is no ratio. The KL is in the reward, summed over the row. The paper
-  tunes the KL's coefficient for each task; the default 0 is ours.
+  The advantage is the row's reward minus the mean reward of the group's other
+  rows. There is no ratio. The KL is in the reward, summed over the row. The
+  paper tunes the KL's coefficient for each task; the default 0 is ours.
 
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, section 2.2.
   """
@@ -341,10 +351,11 @@ def reinforce_plus_plus(
 def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
   """Makes HRPO: log pi times the advantage among rows of equal hop count.
 
-  Hop-grouped relative policy optimisation has a baseline even with one sample
-  per question. `delta` is added to the variance of a hop count's rewards; its
-  default is ours. (The HRPO of arXiv:2505.18454 is a different method, which
-  changes the model.)
+  A hop count is the number of facts that an answer needs. Hop-grouped relative
+  policy optimisation has a baseline even with one sample per question. `delta`
+  is added to the variance of the rewards of equal hop count; its default is
+  ours. (The HRPO of arXiv:2505.18454 is a different method, which changes the
+  model.)
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithms on trajectories with several contexts, each a row of the batch.
 
-A trajectory whose context was full goes on in another one
-(`rollouts.context_rules`). It is one episode for the advantages, and one row
-per context for the networks: row s of trajectory e is row e * S + s of a batch
-with S contexts per trajectory. Rows of contexts that were not needed are empty.
+A context is the text that the policy reads at one time. A trajectory whose
+context was full goes on in another one (`rollouts.context_rules`). It is one
+episode for the advantages, and one row per context for the networks: context s
+of trajectory e is row e * S + s of a batch with S contexts per trajectory. Rows
+of contexts that were not needed are empty.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ def over_contexts(algorithm: Algorithm, contexts: int) -> Algorithm:
 def episodes(batch: Batch, contexts: int) -> Batch:
   """Returns a batch with one row per trajectory instead of one per context.
 
-  Arrays [B T] become [B/S S*T]. Of the others, each row has the entry of its
-  first context, and is in the loss if any context is.
+  S is `contexts`, the number of rows of each trajectory in `batch`, one after
+  another. An array [B T] becomes [B/S S*T]: the contexts of a trajectory follow
+  each other in its row. Of an array [B], a trajectory keeps the entry of its
+  first context. But `in_loss` is True if it is True for any of its contexts.
   """
   def joined(x: Any) -> Any:
     if x.ndim > 1:

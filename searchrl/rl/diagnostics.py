@@ -32,13 +32,14 @@ def clip_fractions(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> dict[str, Mean]:
-  """Returns the fractions of ratios that `losses.clipped_surrogate` clips.
+  """Returns the fractions of importance ratios that PPO's loss clips, by name.
 
     low: A < 0 and rho < 1 - clip_low      high: A > 0 and rho > 1 + clip_high
     dual: A < 0 and rho > dual_clip, if there is one
 
-  Only ratios inside the mask `where` count. A ratio belongs to a token or to a
-  sequence.
+  Here rho is a ratio and A its advantage. A ratio belongs to a token, [B, T],
+  or to a sequence, [B]. Only ratios inside the mask `where` count. The clips
+  are those of `losses.clipped_surrogate`.
   """
   masked.check_shapes(ratio=ratio, where=where)
   advantages = losses.spread_over(where, advantages)
@@ -60,9 +61,10 @@ def policy_drift(
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
 ) -> dict[str, Mean]:
-  """Returns KL(pi_old || pi) in nats, the policy's change since it sampled.
+  """Returns two estimates of KL(pi_old || pi), averaged over tokens, in nats.
 
-  They are token means of the estimators k1 (verl's `ppo_kl`) and k3.
+  They say how far the policy pi has moved from pi_old, the policy before the
+  update. The estimators are k1 (verl's `ppo_kl`) and k3 of `losses.kl`.
   """
   masked.check_shapes(
       logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
@@ -85,8 +87,15 @@ def value_fit(
 ) -> dict[str, Mean]:
   """Returns the critic's mean value, and the fraction of clipped tokens.
 
-  A token is clipped if its clipped error is larger than the plain one. The
-  arguments are those of `losses.value_loss`.
+  A token is clipped if the error of its clipped value is larger than the error
+  of its plain value. A clipped value is at most `value_clip` from the old one.
+
+  Args:
+    values: Value of each token, [B, T].
+    old_values: Values before the update, [B, T].
+    returns: Targets of the values, [B, T].
+    loss_mask: True where the policy sampled the token, [B, T].
+    value_clip: Largest change of a value, in the unit of the rewards, or None.
   """
   plain, worse = (
       losses.value_loss(

@@ -350,10 +350,15 @@ def spread_over(
     where: Bool[Array, '*N'],
     advantages: Float[Array, 'B'] | Float[Array, '*N'],
 ) -> Float[Array, '*N']:
-  """Returns A for every entry of a mask, constant, and 0 where it is False.
+  """Returns advantages in the shape of a mask, without a gradient.
 
-  The mask `where` is [B T] for tokens and [B] for sequences. Sequences do not
-  accept one advantage per token.
+  The mask `where` is [B T] for tokens and [B] for sequences. If there is one
+  advantage per sequence, each of its tokens gets it. Entries outside the mask
+  are 0.
+
+  Raises:
+    ValueError: The advantages fit neither the mask nor its first axis, such as
+      one advantage per token for a mask of sequences.
   """
   legal = {where.shape: 'one for each ratio',
            where.shape[:1]: 'one per sequence'}

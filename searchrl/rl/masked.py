@@ -59,7 +59,7 @@ def mean(x: Num[Array, '...'], where: Bool[Array, '...']) -> Float[Array, '']:
 
 def row_sum(
     x: Float[Array, 'B T'], where: Bool[Array, 'B T']) -> Float[Array, 'B']:
-  """Returns each row's sum of entries inside the mask; 0 if there are none."""
+  """Returns each row's sum over the mask `where`, [B]; 0 for an empty row."""
   check_shapes(x=x, where=where)
   return jnp.where(where, x, 0).sum(-1)
 
@@ -67,7 +67,11 @@ def row_sum(
 def row_mean(
     x: Float[Array, 'B T'], where: Bool[Array, 'B T'],
     count_mask: Bool[Array, 'B T'] | None = None) -> Float[Array, 'B']:
-  """Returns each row's mean of entries inside the mask; 0 if there are none."""
+  """Returns each row's sum over `where` divided by its count of `count_mask`.
+
+  Without a `count_mask`, this is the mean inside `where`. A row without entries
+  inside `where` has 0.
+  """
   count_mask = where if count_mask is None else count_mask
   check_shapes(where=where, count_mask=count_mask)
   return row_sum(x, where) / jnp.maximum(count_mask.sum(-1), 1)

@@ -66,7 +66,11 @@ class Regularizer:
   def aggregate(
       self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T'],
       count_mask: Bool[Array, 'B T'] | None = None) -> Mean:
-    """Returns the mean of one value per token by this aggregation."""
+    """Returns values per token, [B, T], reduced to one Mean.
+
+    `aggregation` says which mean it is. The sum is over `mask`. The divisor
+    counts the tokens of `count_mask`, which is `mask` by default.
+    """
     return losses.aggregate(
         per_token, mask, how=self.aggregation, length=self.length,
         count_mask=count_mask)
@@ -91,6 +95,9 @@ def regularized(**defaults) -> Callable:
     def mine(regularizer, *, clip_high=0.2): ...
 
     mine(clip_high=0.3, kl_coef=0.1)
+
+  A recipe is a function that makes an `Algorithm`. Its first argument is a
+  Regularizer. The decorated function makes it from the options in `defaults`.
 
   Args:
     **defaults: Fields that become options of the recipe, with their defaults.
@@ -118,7 +125,11 @@ def regularized(**defaults) -> Callable:
 
 
 def by_group(normalize_std: bool = True) -> Callable:
-  """Returns the function batch -> advantages [B] of GRPO and its variants."""
+  """Returns GRPO's function from a batch to one advantage per row, [B].
+
+  An advantage is the row's reward minus the mean reward of its group. With
+  `normalize_std`, it is divided by the group's standard deviation.
+  """
   return lambda batch: advantages.group_relative(
       batch.rewards, batch.group_ids, batch.in_baseline,
       normalize_std=normalize_std)
@@ -126,7 +137,11 @@ def by_group(normalize_std: bool = True) -> Callable:
 
 def reference_kl(batch: Batch, regularizer: Regularizer
                 ) -> Float[Array, 'B T'] | None:
-  """Returns kl_coef * KL(pi_old || pi_ref) per token; None if kl_coef is 0."""
+  """Returns kl_coef times the KL to the reference policy of each token, [B, T].
+
+  The KL is KL(pi_old || pi_ref) in nats, and 0 at tokens that are not trained
+  on. The result is None if kl_coef is 0.
+  """
   if not regularizer.kl_coef:
     return None
   return regularizer.kl_coef * losses.kl(
@@ -137,7 +152,13 @@ def reference_kl(batch: Batch, regularizer: Regularizer
 def clipped_token_ratio(
     regularizer: Regularizer, clip_low: float, clip_high: float,
     dual_clip: float | None = None) -> PolicyLoss:
-  """Returns PPO's policy loss, with one clipped ratio per token."""
+  """Returns PPO's policy loss, with one clipped ratio per token.
+
+  The result is a function as described at the top of this file. The
+  regularizer's aggregation reduces the tokens' losses to a Mean. The clips are
+  distances below and above a ratio of 1; `dual_clip` bounds the loss of tokens
+  with a negative advantage.
+  """
   option_checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
@@ -154,7 +175,11 @@ def clipped_token_ratio(
 def clipped_sequence_ratio(
     clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> PolicyLoss:
-  """Returns GSPO's policy loss: one clipped ratio per row, mean over rows."""
+  """Returns GSPO's policy loss: one clipped ratio per row, mean over rows.
+
+  The ratio of a row is the geometric mean of its tokens' ratios. The result is
+  a function as described at the top of this file.
+  """
   option_checks.clip(clip_low, clip_high, dual_clip)
   clip = dict(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
@@ -170,7 +195,12 @@ def clipped_sequence_ratio(
 
 
 def clipped_geometric_mean(clip_low: float, clip_high: float) -> PolicyLoss:
-  """Returns GMPO's policy loss: clipped log ratios per token, mean of rows."""
+  """Returns GMPO's policy loss: the geometric mean of a row's clipped ratios.
+
+  The loss is averaged over rows. The clips are in nats: `clip_low` and
+  `clip_high` are the distances that a log ratio may fall below 0 and rise above
+  0. The result is a function as described at the top of this file.
+  """
   option_checks.log_clip(clip_low, clip_high)
   as_ratios = dict(clip_low=-math.expm1(-clip_low),
                    clip_high=math.expm1(clip_high))
@@ -188,7 +218,12 @@ def clipped_geometric_mean(clip_low: float, clip_high: float) -> PolicyLoss:
 
 
 def score_function(regularizer: Regularizer) -> PolicyLoss:
-  """Returns REINFORCE's policy loss, -A log pi, without a ratio."""
+  """Returns REINFORCE's policy loss: minus advantage times log-prob.
+
+  It has no importance ratio. The regularizer's aggregation reduces the tokens'
+  losses to a Mean. The result is a function as described at the top of this
+  file.
+  """
   def policy_loss(logprobs, old, advs, mask, count_mask=None):
     del old  # there is no ratio
     per_token = losses.score_function_loss(logprobs, advs, mask)
@@ -279,10 +314,12 @@ def corrected(
 ) -> Algorithm:
   """Returns the algorithm with advantages weighted by pi_old / pi_behavior.
 
-  Every policy loss here is proportional to |A| on either side of 0, so that
-  weighting the advantages weights the loss. Rows of an earlier policy keep
-  weight 1, because their ratio already divides by the sampler's log-probs.
-  Observations also keep weight 1, unless the weight belongs to the whole row.
+  pi_old is the policy as the learner computes it, and pi_behavior as the
+  sampler computed it. Every policy loss here is proportional to |A| on either
+  side of 0, so that weighting the advantages weights the loss. Rows of an
+  earlier policy keep weight 1, because their ratio already divides by the
+  sampler's log-probs. Observations also keep weight 1, unless the weight
+  belongs to the whole row.
 
   Args:
     algorithm: Any algorithm, including one of your own.

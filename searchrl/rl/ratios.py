@@ -30,7 +30,12 @@ def log_ratio(
     old_logprobs: Float[Array, 'B T'],
     loss_mask: Bool[Array, 'B T'],
 ) -> Float[Array, 'B T']:
-  """Returns d = log pi - log pi_old in nats, 0 outside the mask, [B, T]."""
+  """Returns the log of each token's importance ratio, in nats, [B, T].
+
+    d_t = logprobs_t - old_logprobs_t
+
+  It is 0 outside the mask. Only `logprobs` has a gradient.
+  """
   masked.check_shapes(
       logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
   old = jax.lax.stop_gradient(jnp.where(loss_mask, old_logprobs, 0))
@@ -84,7 +89,9 @@ def truncated_weights(
     high: float = 2.0,
     level: str = 'token',
 ) -> Float[Array, 'B T']:
-  """Returns TIS weights min(w, high) with w = pi_old / pi_behavior.
+  """Returns truncated importance weights (TIS) of the learner to the sampler.
+
+    min(w, high),  w = pi_old / pi_behavior
 
   The learner and the sampler are two implementations of one policy and differ a
   little. With these weights on the advantages a loss is unbiased again, except
@@ -121,8 +128,19 @@ def masked_weights(
   """Returns IcePop weights: w = pi_old / pi_behavior in [low, high], else 0.
 
   A token or row whose weight is outside the interval is not trained on, but
-  still counts in every denominator. The arguments and the result are otherwise
-  those of `truncated_weights`.
+  still counts in every denominator.
+
+  Args:
+    old_logprobs: Log-probs of the learner before its first update, [B, T].
+    behavior_logprobs: Log-probs of the sampler when it drew the token, [B, T].
+    loss_mask: True where the policy sampled the token, [B, T].
+    low: Smallest weight that is kept.
+    high: Largest weight that is kept.
+    level: Unit of a weight: 'token', or 'sequence', where all tokens of a row
+      have the product of their weights.
+
+  Returns:
+    One weight per token, [B, T], constant. It is 1 outside the mask.
 
   Source: Ling Team 2025, Every Step Evolves, arXiv:2510.18855, IcePop.
   """

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advantages of turns: one value per token, equal for the tokens of a turn.
 
+A turn is what the policy writes until the environment answers, such as a search
+query. A row of a batch has several turns, and the answers between them.
 The functions are pure and can be jitted. Their arguments are fields of `Batch`:
 
   rewards       Reward R of each row, [B]. It may be NaN outside the baseline.
@@ -25,7 +27,7 @@ from searchrl.rl import masked
 
 
 def turn_ends(turn_ids: Int[Array, 'B T']) -> Bool[Array, 'B T']:
-  """Returns True for the last token of each turn, [B, T]."""
+  """Returns True for the last sampled token of each turn, [B, T]."""
   following = jnp.pad(turn_ids[:, 1:], ((0, 0), (0, 1)))
   return (turn_ids > 0) & (turn_ids != following)
 
@@ -33,9 +35,9 @@ def turn_ends(turn_ids: Int[Array, 'B T']) -> Bool[Array, 'B T']:
 def rewards_at_ends(
     turn_rewards: Float[Array, 'B T'], turn_ids: Int[Array, 'B T']
 ) -> Float[Array, 'B T']:
-  """Returns the turns' rewards at their last tokens, else 0, [B, T].
+  """Returns each turn's reward at the turn's last token, [B, T].
 
-  A turn without a reward has 0.
+  All other entries are 0. A turn without a reward (NaN) also has 0.
   """
   masked.check_shapes(turn_rewards=turn_rewards, turn_ids=turn_ids)
   is_rewarded = turn_ends(turn_ids) & ~jnp.isnan(turn_rewards)
@@ -100,17 +102,20 @@ def gigpo(
     A^S_ik = (G_ik - mean_s G) / (std_s G + 1e-6)
     G_ik = r_ik + discount G_i,k+1, and R_i is added to the last turn's r
 
-  The group s has all turns that began in the same state. A state in which one
+  The index i counts rows and k turns. G is the discounted sum of rewards from a
+  turn on. The group g has the rows with the same id in `group_ids`, and the
+  group s has all turns that began in the same state. A state in which only one
   turn began gives A^S = 0.
 
   Args:
-    rewards: See above.
-    turn_rewards: See above. A turn without a reward has 0.
-    turn_ids: See above.
+    rewards: Reward R of each row, [B].
+    turn_rewards: Reward r_k of turn k at its last token, [B, T]. A turn without
+      a reward (NaN) counts as 0.
+    turn_ids: Number of each token's turn, from 1; 0 if not sampled, [B, T].
     state_ids: Number of the state in which the token's turn began, in
       [0, B * T), [B, T].
-    group_ids: See above.
-    in_baseline: See above.
+    group_ids: Group of each row, [B].
+    in_baseline: False for a row that does not count, [B].
     step_coef: Coefficient omega of the advantages among equal states.
     discount: Discount gamma: a reward k turns later is multiplied by gamma^k.
     normalize_std: Flag that divides by the standard deviations.
@@ -136,7 +141,11 @@ def gigpo(
 
 
 def _relative(values, members, group_ids, normalize_std) -> Float[Array, 'B T']:
-  """Returns the values of members relative to those of their groups, [B, T]."""
+  """Returns each member's value relative to the members of its group, [B, T].
+
+  It is the value minus the group's mean, divided by the standard deviation if
+  `normalize_std`. Entries that are not `members` are 0.
+  """
   relative = advantages.group_relative(
       jnp.where(members, values, 0).reshape(-1), group_ids.reshape(-1),
       members.reshape(-1), normalize_std=normalize_std)
@@ -144,7 +153,10 @@ def _relative(values, members, group_ids, normalize_std) -> Float[Array, 'B T']:
 
 
 def _over_turns(values, turn_ids) -> Float[Array, 'B T']:
-  """Returns for each token of a turn the value at the turn's last token."""
+  """Copies the value at a turn's last token to all tokens of the turn, [B, T].
+
+  Tokens outside turns get a value of no meaning.
+  """
   length = turn_ids.shape[1]
   columns = jnp.where(turn_ends(turn_ids), jnp.arange(length)[None], length - 1)
   ends = jax.lax.cummin(columns, axis=1, reverse=True)

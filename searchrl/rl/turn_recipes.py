@@ -27,8 +27,10 @@ def mt_grpo(
 ) -> Algorithm:
   """Makes MT-GRPO: GRPO plus an advantage of each turn's own reward.
 
-  `turn_coef` is the weight of that advantage. If no turn has a reward, the
-  algorithm is GRPO with the token mean.
+  A turn is what the policy writes until the environment answers. The reward of
+  a row's k-th turn is compared with the k-th turns of the other rows of its
+  group. `turn_coef` is the weight of that advantage. If no turn has a reward,
+  the algorithm is GRPO with the token mean.
 
   Source: Zeng et al. 2025, Reinforcing Multi-Turn Reasoning in LLM Agents,
     arXiv:2505.11821; KL, coefficient and token mean as in its code.
@@ -60,8 +62,9 @@ def gigpo(
 
   `step_coef` is the weight omega of that advantage. `discount` is gamma: a
   reward that comes k turns later is multiplied by gamma^k. Two turns began in
-  equal states if their rows are in one group and had the same text before the
-  turn. Turns may have rewards of their own, which are added to the returns.
+  equal states if their rows are in one group and the policy had read the same
+  prompt and the same observations before them. What it wrote may differ. Turns
+  may have rewards of their own, which are added to the returns.
 
   Source: Feng et al. 2025, GiGPO, arXiv:2505.10978, eq. 8 and 9.
   """
@@ -79,7 +82,10 @@ def gigpo(
 
 def _recipe(regularizer, advantages, clip_low, clip_high, dual_clip
            ) -> Algorithm:
-  """Returns GRPO with another function of advantages, which reads the turns."""
+  """Returns GRPO with the advantages that the function `advantages` computes.
+
+  The function maps a batch with turns to one advantage per token.
+  """
   return Algorithm(
       advantages,
       objective(

@@ -134,7 +134,9 @@ class Learner:
 
   def pack(self, batch: Batch, trained: np.ndarray | None = None
           ) -> PackedBatch:
-    """Packs a batch's mini-batches into rows, in the form for `update`.
+    """Cuts a batch into mini-batches and packs each of them, for `update`.
+
+    In a packed row, several trajectories follow each other.
 
     Args:
       batch: Batch of numpy arrays.
@@ -227,9 +229,10 @@ class Learner:
     return Updated(state, metrics, batch, advantages, packed.trained)
 
   def abstract_update(self, rows: int) -> tuple:
-    """Returns shapes, dtypes and shardings of `train_step.update`'s arguments.
+    """Returns arguments of `train_step.update` without values, to compile it.
 
-    They are those of one mini-batch of a batch with `rows` rows.
+    They are shapes, dtypes and shardings for one mini-batch of a batch with
+    `rows` rows.
     """
     step = self.train_step
     batch = trajectory.collate(
@@ -277,7 +280,7 @@ class Learner:
 
   def _denominators(self, batch: Batch, advantages: Any, members: np.ndarray
                    ) -> dict[str, np.ndarray]:
-    """Returns the denominators of a mini-batch's loss, by term."""
+    """Returns the divisor of each term of a mini-batch's loss, by name."""
     return jax.device_get(self.train_step.denominators(*jax.tree.map(
         lambda x: np.asarray(x)[members],
         (dataclasses.replace(batch, routing=None), advantages))))
@@ -285,7 +288,12 @@ class Learner:
   def _step(self, state: State, base, minibatch: MiniBatch,
             denominators: dict[str, np.ndarray]
            ) -> tuple[State, dict[str, float], Any]:
-    """Makes an optimiser step; see `TrainStep.update`."""
+    """Makes one optimiser step on a mini-batch.
+
+    Returns:
+      The new state, the step's metrics as numbers, and the log-probs before
+      the step of the packed tokens, or None if the mini-batch had them.
+    """
     train_policy = 'critic' not in state or (
         int(state['critic'].updates) >= self.critic_warmup)
     self.lockstep('update', int(minibatch.count), train_policy,
@@ -301,7 +309,7 @@ class Learner:
   def _per_token(self, name: str, step: Callable[..., jax.Array],
                  packed: PackedBatch, params, frozen=None,
                  replay: bool = False) -> np.ndarray:
-    """Returns a scoring step's number for every token of a batch, [B T]."""
+    """Returns one number per token of a batch, [B T], as `step` computes it."""
     per_token = []
     for minibatch in packed.minibatches:
       rows = minibatch.rows

@@ -18,10 +18,19 @@ def accumulate(function: Callable[[Any], tuple[Any, Any]], stack: Any,
                count: Int[Array, ''],
                constrain: Callable[[Any], Any] = lambda x: x
               ) -> tuple[Any, Any]:
-  """Applies a function to the first `count` entries of a stack.
+  """Applies a function to the first `count` micro-batches of a stack.
+
+  Args:
+    function: Function from a micro-batch to two trees: one to sum over the
+      micro-batches, and one to keep for each.
+    stack: Tree of arrays whose first axis numbers the micro-batches.
+    count: Number of micro-batches that are not empty.
+    constrain: Function that is applied to the sum after each addition, to set
+      its sharding.
 
   Returns:
-    The sum of the function's first results, and its second results stacked.
+    The sum of the function's first results, and its second results stacked,
+    with 0 for the micro-batches from `count` on.
   """
   def apply(n):
     return function(jax.tree.map(
@@ -43,7 +52,13 @@ def accumulate(function: Callable[[Any], tuple[Any, Any]], stack: Any,
 
 def summed_in_order(of_micro: Callable[..., Any], mesh: Mesh
                    ) -> Callable[..., Any]:
-  """Returns `of_micro` with sums over a data-parallel mesh in one order."""
+  """Returns a function like `of_micro` that sums over devices in one order.
+
+  `of_micro` maps four arguments and a micro-batch to sums and results per row.
+  Each device computes its rows of the micro-batch. The devices' sums are then
+  gathered and added in the order of the devices, so that the rounding is always
+  the same. The mesh has data parallelism only.
+  """
   def of_device(*args):
     sums, rows = of_micro(*args)
     return jax.tree.map(lambda x: x[None], sums), rows

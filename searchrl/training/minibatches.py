@@ -3,9 +3,10 @@
 """The mini-batches of a batch, each packed into rows on the host.
 
 The trajectories of a mini-batch are placed end to end in rows, so that hardly
-any padding is computed. The rows are stacked into micro-batches of equal shape:
-a batch [B T] becomes [M R L]. Scores and advantages are computed later and
-moved into the same rows.
+any padding is computed. The rows are stacked into micro-batches of equal shape.
+A batch with B trajectories of at most T tokens, [B T], becomes [M R L]: M
+micro-batches of R rows of L tokens. A row has at most S trajectories. Scores
+and advantages are computed later and moved into the same rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,10 @@ from searchrl.trajectory import Batch
 
 @dataclasses.dataclass(frozen=True)
 class MiniBatch:
-  """Consecutive trajectories of a batch, packed into stacked micro-batches."""
+  """Consecutive trajectories of a batch, packed into M micro-batches of R rows.
+
+  One optimiser step is made on them. In a row, trajectories follow each other.
+  """
 
   members: np.ndarray  # indices of the mini-batch's trajectories in the batch
   rows: Rows  # arrays of the rows, [M R ...]
@@ -33,31 +37,47 @@ class MiniBatch:
   layout: packing.Layout  # layout of the rows, [M * R ...]
 
   def to_rows(self, tree: Any) -> Any:
-    """Moves arrays of the batch, [B] or [B T], to rows, [M R ...]."""
+    """Returns arrays of the batch, [B] or [B T], moved to the packed rows.
+
+    An array [B T] becomes [M R L], and an array [B] becomes [M R S]: an entry
+    for each trajectory of a row. Entries without a trajectory are 0.
+    """
     size = self.rows.layout.positions.shape[:2]
     return jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]),
                         packing.to_rows(tree, self.documents, self.layout))
 
   def from_rows(self, per_token: jax.Array, out: np.ndarray) -> None:
-    """Writes numbers per token of the rows, [M R L], into `out`, [B T]."""
+    """Writes one number per token of the packed rows into the batch's order.
+
+    Args:
+      per_token: Numbers of the rows' tokens, [M R L].
+      out: Array to write to, one row per trajectory of the batch, [B T].
+        Entries without a token in these rows are left as they are.
+    """
     flat = jax.device_get(per_token).reshape(self.layout.positions.shape)
     packing.from_rows(flat, self.documents, self.layout, out)
 
   def with_scores(self, scores: Mapping[str, Any]) -> 'MiniBatch':
-    """Returns a copy with further fields of the batch, [B T] each."""
+    """Returns a copy whose packed rows have further fields, such as log-probs.
+
+    `scores` maps the name of a field of `Batch` to its array, [B T].
+    """
     batch = dataclasses.replace(self.rows.batch, **self.to_rows(dict(scores)))
     return dataclasses.replace(
         self, rows=dataclasses.replace(self.rows, batch=batch))
 
   def with_advantages(self, advantages: Any) -> 'MiniBatch':
-    """Returns a copy with the advantages of the batch."""
+    """Returns a copy whose packed rows have the given advantages.
+
+    They are those of the whole batch: arrays [B] or [B T].
+    """
     return dataclasses.replace(self, rows=dataclasses.replace(
         self.rows, advantages=self.to_rows(advantages)))
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedBatch:
-  """A batch and its mini-batches that are not empty."""
+  """A batch, and its mini-batches packed into rows; empty ones are left out."""
 
   batch: Batch  # numpy arrays, [B T]
   minibatches: Sequence[MiniBatch]
@@ -66,9 +86,10 @@ class PackedBatch:
   trained: Bool[np.ndarray, 'B']
 
   def from_rows(self, per_token: Sequence[jax.Array]) -> Any:
-    """Returns the mini-batches' numbers per token as one numpy array, [B T].
+    """Returns one number per token, in the order of the batch, [B T].
 
-    Entries without a token in any mini-batch are 0.
+    `per_token` has the numbers of each mini-batch's packed rows, [M R L]. In
+    the result, a numpy array, entries without a token in any mini-batch are 0.
     """
     result = np.zeros(self.batch.tokens.shape, np.float32)
     for minibatch, numbers in zip(self.minibatches, per_token, strict=True):
@@ -76,7 +97,10 @@ class PackedBatch:
     return result
 
   def with_scores(self, scores: Mapping[str, Any]) -> 'PackedBatch':
-    """Returns a copy with further fields, [B T] each, in batch and rows."""
+    """Returns a copy with further fields in the batch and in the packed rows.
+
+    `scores` maps the name of a field of `Batch` to its array, [B T].
+    """
     return PackedBatch(
         dataclasses.replace(self.batch, **scores),
         [minibatch.with_scores(scores) for minibatch in self.minibatches],
@@ -86,11 +110,11 @@ class PackedBatch:
 def pack(batch: Batch, count: int,
          trained: Bool[np.ndarray, 'B'] | None = None, **options: Any
         ) -> PackedBatch:
-  """Cuts a batch into mini-batches of consecutive trajectories.
+  """Cuts a batch into mini-batches of consecutive trajectories, and packs each.
 
-  A mini-batch without tokens is left out. A mini-batch of trajectories with
-  tokens that are not trained on has no rows, but is kept: its update is made,
-  too.
+  A mini-batch whose trajectories have no tokens is left out. If they have
+  tokens, but none of them is `trained`, the mini-batch is kept without tokens
+  in its rows, so that its optimiser step is still made.
 
   Args:
     batch: Batch of numpy arrays. Its rows must be a multiple of `count`.
@@ -117,7 +141,8 @@ def pack_one(batch: Batch, lengths: np.ndarray, members: np.ndarray, *,
     batch: Batch of numpy arrays.
     lengths: Lengths of all trajectories of the batch, in tokens, [B].
       Trajectories of length 0 are left out.
-    members: Indices of the trajectories to pack. Only their number decides M.
+    members: Indices of the trajectories to pack. Their number divided by R and
+      rounded up is the number M of micro-batches, however full these are.
     microbatch_rows: Number R of rows per micro-batch.
     pack_length: Number L of tokens that a row holds.
     max_segments: Maximum number S of trajectories in a row.

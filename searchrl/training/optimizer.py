@@ -137,10 +137,13 @@ def adamw(
 
 def options_for_run(options: Mapping[str, Any], updates: int
                    ) -> dict[str, Any]:
-  """Returns options of `adamw` with a schedule that ends with the run.
+  """Returns options of `adamw` whose learning rate decays until the run's end.
+
+  They are `options` with total_steps = `updates`. A total_steps in `options` is
+  kept, and a constant schedule needs none: it has None.
 
   Args:
-    options: Options of `adamw`. If they include total_steps, it is kept.
+    options: Options of `adamw`.
     updates: Number of updates of the run.
   """
   is_constant = options.get('schedule', 'constant') == 'constant'
@@ -150,13 +153,22 @@ def options_for_run(options: Mapping[str, Any], updates: int
 
 def for_run(options: Mapping[str, Any], updates: int
            ) -> optax.GradientTransformation:
-  """Makes `adamw` with the options of `options_for_run`."""
+  """Makes the optimiser of a run: AdamW after clipping the gradient.
+
+  Args:
+    options: Options of `adamw`.
+    updates: Number of updates of the run. The learning rate decays until then,
+      unless the options say otherwise.
+  """
   return adamw(**options_for_run(options, updates))
 
 
 def schedule_for_run(options: Mapping[str, Any], updates: int
                     ) -> optax.Schedule:
-  """Returns the `learning_rate` with the options of `options_for_run`."""
+  """Returns the function from an update's number to its learning rate in a run.
+
+  The optimiser of `for_run` with the same arguments has these learning rates.
+  """
   ending = options_for_run(options, updates)
   return learning_rate(ending['learning_rate'], **{
       name: ending[name] for name in (
@@ -178,8 +190,9 @@ def scaled(optimizer: optax.GradientTransformation, factor: float
 
 
 def decayed(params: Any) -> Any:
-  """Returns True for each leaf that weight decay applies to: the matrices.
+  """Returns a tree with True for each parameter that weight decay applies to.
 
+  These are the matrices.
   Layers are stacked on axis 0, so that a norm's scale has two dimensions too.
   For this reason leaves named 'scale' or 'bias' are not decayed, and neither is
   any vector.

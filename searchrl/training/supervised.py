@@ -158,9 +158,12 @@ def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
 def _updated(update: Update, state: Any,
              batch_of: Callable[[int], tuple[Any, int]],
              record: dict[str, Any], first: int) -> tuple[Any, Metrics]:
-  """Returns the state after the next update, and its metrics as sft/<name>.
+  """Makes the next update and adds it to the record.
 
-  The record grows. `first` is the step whose update compiles.
+  `first` is the step of this process's first update, which compiles.
+
+  Returns:
+    The new state, and the update's metrics with names sft/<name>.
   """
   batch, tokens = batch_of(record['steps'])
   with progress_lib.phase(
@@ -230,10 +233,11 @@ def _check_finite(record: Mapping[str, Any]) -> None:
 
 
 def _add_means(record: dict[str, Any], whole: bool) -> None:
-  """Turns the recent metrics into numbers, and into means if `whole`.
+  """Changes a record before it is saved: adds means of its recent metrics.
 
-  `whole` is False at a stop between two checkpoints. The recent metrics are
-  then kept.
+  The recent metrics, those of the updates since the last means, become plain
+  numbers. If `whole`, their means are added and they are removed. `whole` is
+  False at a stop between two checkpoints.
   """
   recent = [{name: float(x) for name, x in values.items()}
             for values in record['recent']]
@@ -252,10 +256,14 @@ def _say_stop() -> None:
 
 
 def language_update(learner: learners.Learner, base: Any = None) -> Update:
-  """Returns the update, (state, batch) -> (state, metrics), of a learner.
+  """Returns a function that trains a language model on one batch.
 
-  The learner is from `language_learner`, and batches are from `to_batch`.
-  Adapters need `base`, the parameters of the frozen policy.
+  It maps (state, batch) to (state, metrics). The metrics are loss, entropy,
+  grad_norm and useful, the share of computed tokens that are not padding.
+
+  Args:
+    learner: Learner from `language_learner`.
+    base: Parameters of the frozen policy, needed only if adapters are trained.
   """
   names = {'loss': 'actor/pg_loss', 'entropy': 'actor/entropy',
            'grad_norm': 'actor/grad_norm', 'useful': 'perf/useful_tokens'}
@@ -272,10 +280,15 @@ def language_learner(
     shape: transformer.TransformerConfig,
     optimizer: optax.GradientTransformation, mesh: Mesh, *, pack_length: int,
     **options: Any) -> learners.Learner:
-  """Makes the learner of `language_update`.
+  """Makes the learner with which `language_update` trains a decoder.
 
-  A document must not be longer than `pack_length` tokens. The arguments are
-  those of `learner.make`; `rows` is the largest number of documents per update.
+  Args:
+    shape: Shape of the decoder.
+    optimizer: Optimiser of the decoder, or of its adapters.
+    mesh: Mesh of the devices.
+    pack_length: Number of tokens of a row. No document may be longer.
+    **options: Options of `learner.make`. `rows` must be among them: the largest
+      number of documents per update.
   """
   return learners.make(shape, algorithms.sft(), optimizer, mesh,
                        length=pack_length, pack_length=pack_length, **options)
@@ -283,9 +296,11 @@ def language_learner(
 
 def language_loss(learner: learners.Learner, base: Any,
                   batches: Sequence[Batch]) -> Callable[[Any], float]:
-  """Returns a function from the state to the loss over all batches.
+  """Returns a function that maps a training state to the loss on `batches`.
 
-  The loss is the weighted mean of -log p, in nats per token.
+  The loss is the mean of -log p over all tokens, weighted by the batches'
+  `weights`, in nats per token. Adapters need `base`, the parameters of the
+  frozen policy.
   """
   def loss(state):
     total = count = 0.0
@@ -324,7 +339,18 @@ def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
 
 def cut(stream: Iterable[int], lengths: Sequence[int], *, documents: int = 0,
         tokens: int = 0) -> Iterator[list[int]]:
-  """Yields the documents of a stream in batches, as in `batches`."""
+  """Cuts a stream of documents into batches, one per update.
+
+  Args:
+    stream: Indices of documents, in the order of training.
+    lengths: Lengths of all documents, in tokens.
+    documents: Maximum number of documents per batch; 0 means any number.
+    tokens: Maximum number of tokens per batch; 0 means any number. A document
+      with more tokens than that gets a batch of its own.
+
+  Yields:
+    The indices of the documents of each batch.
+  """
   batch: list[int] = []
   used = 0
   for index in stream:

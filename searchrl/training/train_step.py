@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jitted, sharded scoring and update steps of a policy and its critic.
 
-Every step takes M stacked micro-batches, [M R ...], and the number of them that
-are not empty. This number is the trip count of one compiled loop, so that the
-same program serves full and nearly empty batches. Rows contain documents end to
-end (see `packing`). The networks run on rows, and the losses on documents.
+Every step takes M stacked micro-batches of R rows of L tokens, [M R L], and the
+number of them that are not empty. This number is the trip count of one compiled
+loop, so that the same program serves full and nearly empty batches. A row has
+up to S documents (trajectories) end to end; see `packing`. The networks run on
+rows, and the losses on documents. A network is the policy or the critic.
 """
 
 from collections.abc import Callable
@@ -72,7 +73,7 @@ State = dict[str, TrainState]  # keys: 'policy' and, with a critic, 'critic'
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Micro-batches, with per-token fields [M R L] and other fields [M R S]."""
+  """Micro-batches, with fields per token [M R L] and per document [M R S]."""
 
   layout: packing.Layout
   batch: Batch
@@ -115,7 +116,7 @@ class TrainStep:
 
   @property
   def axes(self) -> dict[str, Any]:
-    """Logical axes of the trained parameters, by network."""
+    """Axis names of the trained parameters, by network, for their shardings."""
     axes = {'policy': transformer.logical_axes(self.shape)}
     if self.lora:
       axes['policy'] = loras.logical_axes(self.lora, self.shape)
@@ -125,17 +126,17 @@ class TrainStep:
 
   @functools.cached_property
   def advantages(self) -> Callable[[Batch], Any]:
-    """Function from the batch [B T], with all its rows, to the advantages."""
+    """Jitted function from a whole batch, not packed, [B T], to advantages."""
     return dispatch.Ordered(
         jax.jit(lambda batch: self.algorithm.advantages(batch)), self.mesh)
 
   @functools.cached_property
   def denominators(self) -> Callable[[Batch, Any], dict[str, Array]]:
-    """Function that returns the denominator of each term of a loss.
+    """Jitted function that returns the divisor of each term of a loss, by name.
 
-    Its arguments are a mini-batch [b T] and its advantages. It counts all rows,
-    including rows that are not packed. The counts of a loss depend on masks
-    only, so that no network has to run.
+    The arguments are a mini-batch with one trajectory per row, and its
+    advantages. All rows count, also those that are not packed. The counts
+    depend on masks only, so that no network has to run.
     """
     def count(batch, advantages):
       zeros = jnp.zeros(batch.tokens.shape)
@@ -148,13 +149,12 @@ class TrainStep:
 
   @functools.cached_property
   def logprobs(self) -> Callable[..., Array]:
-    """Jitted function that returns the log-prob of each token, in nats, [M R L].
+    """Jitted function that returns each token's log-prob in nats, [M R L].
 
-    M is the number of micro-batches, R that of rows in one, and L that of tokens
-    in a row. The arguments are (trained, frozen, layout, tokens [M R L], count,
-    routing, sampled [M R L]): trained parameters, frozen ones, where documents
-    lie in rows, token ids, the number of micro-batches with tokens, the experts
-    of `Rows`, and True for the tokens to score; others have log-prob 0. The last
+    The arguments are (trained, frozen, layout, tokens [M R L], count, routing,
+    sampled [M R L]): trained parameters, frozen ones, where documents are in
+    rows, token ids, the number of micro-batches with tokens, the experts of
+    `Rows`, and True for the tokens to score; others have log-prob 0. The last
     two may be left out.
     """
     return self._jit_scoring(lambda trained, frozen, *rows: self._logprobs(
@@ -162,9 +162,11 @@ class TrainStep:
 
   @functools.cached_property
   def values(self) -> Callable[..., Array]:
-    """Function that returns the critic's value of every token, [M R L].
+    """Jitted function that returns the critic's value of every token, [M R L].
 
-    Its arguments are (critic's params, None, layout, tokens [M R L], count).
+    The arguments are (critic's params, None, layout, tokens [M R L], count):
+    where documents are in rows, token ids, and the number of micro-batches with
+    tokens, after which all values are 0.
     """
     return self._jit_scoring(lambda params, frozen, layout, tokens, *_: (
         self._values(params, layout, tokens)))
@@ -188,11 +190,11 @@ class TrainStep:
                             self.mesh)
 
   def sampled(self, batch: Batch) -> Array | None:
-    """Returns True for the tokens of a batch to score; None: for all."""
+    """Returns a mask of the tokens whose log-probs are needed; None: all."""
     return batch.loss_mask if self.algorithm.skips_unsampled else None
 
   def init(self, network: str, params: Any) -> TrainState:
-    """Returns a network's state before its first update, given parameters."""
+    """Returns the first state of 'policy' or 'critic', given its parameters."""
     optimizer = self._optimizer(network)
     opt_state = jax.jit(
         optimizer.init,
@@ -208,7 +210,7 @@ class TrainStep:
         self._shapes, self.state_shardings())
 
   def abstract_routing(self, rows: Rows) -> jax.ShapeDtypeStruct | None:
-    """Returns the shape and dtype of the routing of rows, if it is replayed."""
+    """Returns shape and dtype of `Rows.routing`; None if it is not replayed."""
     options = self.shape.experts
     if not self.forward_options.router_replay or options is None:
       return None
@@ -422,7 +424,12 @@ class TrainStep:
 
 
 def _of_experts(load: experts.Load) -> algorithms.Metrics:
-  """Returns metrics of the load of the experts, as means over tokens."""
+  """Returns metrics of how evenly tokens use the experts, by name.
+
+  They are the balance loss, the largest load divided by the mean load, and the
+  router's entropy in nats. If the rollouts' experts are replayed, there is also
+  the share of them that the router would not choose.
+  """
   tokens = load.tokens[0]  # those of each layer
   per_layer = load.chosen.max(-1) / jnp.maximum(load.chosen.mean(-1), 1e-9)
   replaced = {} if load.replaced is None else {'actor/experts_replaced': Mean(

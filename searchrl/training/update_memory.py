@@ -31,10 +31,12 @@ _CHUNK = 128  # tokens per row whose logits exist at the same time
 
 
 def compiled(learner: Learner, rows: int) -> float:
-  """Returns the bytes of the compiled update of batches of `rows` rows.
+  """Returns the memory per device of a compiled update, in bytes.
 
-  The compiler of TPUs refuses a program that needs more memory than a chip has.
-  The number is then that of its message.
+  It is the compiler's number for temporary arrays, and the size of a packed
+  mini-batch. The update is that of batches of `rows` rows. The compiler of TPUs
+  refuses a program that needs more memory than a chip has. The result is then
+  the number in its message.
   """
   arguments = learner.abstract_update(rows)
   with progress.phase('Compiling the update'):
@@ -51,13 +53,14 @@ def compiled(learner: Learner, rows: int) -> float:
 
 def estimated(learner: Learner, attention: str, rows: int, *, on_tpu: bool
              ) -> float:
-  """Returns an estimate of `compiled`, from shapes.
+  """Returns an estimate of the memory per device of an update, in bytes.
 
-  It counts the sum of gradients, and the gradients of a micro-batch with copies
-  in another layout. It adds the activations that layers save, and the larger of
-  a layer's backward pass and a chunk's logits. The numbers of copies are those
-  that the compilers made for models from 3 to 32 billion parameters. Of the
-  batch it counts the experts that are replayed; all else is small.
+  It is computed from shapes, without a compiler. It counts the sum of
+  gradients, and the gradients of a micro-batch with copies in another layout.
+  It adds the activations that layers save, and the larger of a layer's backward
+  pass and a chunk's logits. The numbers of copies are those that the compilers
+  made for models from 3 to 32 billion parameters. Of the batch it counts the
+  record of each token's experts, if that is replayed; all else is small.
 
   Args:
     learner: Learner whose update is meant.
@@ -94,10 +97,11 @@ def estimated(learner: Learner, attention: str, rows: int, *, on_tpu: bool
 
 
 def _experts(learner: Learner) -> float:
-  """Returns the bytes of a layer's experts in its backward pass.
+  """Returns the bytes per device of a layer's experts in its backward pass.
 
-  They are the rows of `models.expert_rows`, the tokens of all devices that
-  share the experts, and the gradients of the kernels.
+  They are the rows that the experts compute, the tokens of all devices that
+  share the experts, and the gradients of the experts' matrices. Without experts
+  the result is 0.
   """
   step, options = learner.train_step, learner.train_step.shape.experts
   if options is None:
@@ -114,7 +118,11 @@ def _experts(learner: Learner) -> float:
 
 
 def _replayed(learner: Learner, rows: int) -> float:
-  """Returns the bytes of the experts that a mini-batch's tokens are given."""
+  """Returns the bytes per device of the record of a mini-batch's experts.
+
+  The record names the experts that each token used in the rollout. It is 0 if
+  the update lets the router choose.
+  """
   step, options = learner.train_step, learner.train_step.shape.experts
   if options is None or not step.forward_options.router_replay:
     return 0
@@ -145,7 +153,7 @@ def _layer_parameters(learner: Learner) -> int:
 
 
 def _saved_per_token(learner: Learner) -> float:
-  """Returns the numbers that a layer saves of a token for its backward pass.
+  """Returns how many numbers per token a layer saves for its backward pass.
 
   They are the inputs of its matrix products, norms and attention. Their widths
   are those of the residual stream, of all heads, and of the feed-forward layer.

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the programs of an engine."""
+"""Compiles the programs of an inference engine: jitted functions, by name."""
 
 from collections.abc import Callable
 from concurrent import futures
@@ -12,7 +12,7 @@ Programs = dict[str, Callable[..., Any]]
 
 
 def count(programs: Programs) -> int:
-  """Returns the number of compiled programs, over all shapes."""
+  """Returns how many programs are compiled, with one for each set of shapes."""
   return sum(program._cache_size()  # type: ignore[attr-defined]
              for program in programs.values())
 
@@ -26,11 +26,12 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
 
   Args:
     programs: Jitted programs of `slots`, by name.
-    run: Function that calls the programs in its argument, by name. It is given
-      substitutes, which compute nothing and return the state unchanged.
+    run: Function that calls programs, given by name, with the arguments for
+      which they are to be compiled. The programs that it gets are substitutes,
+      which compute nothing and return the state unchanged.
 
   Returns:
-    The name and the argument shapes of each program.
+    A set with the name and the argument shapes of each compiled program.
   """
   shapes = set()
   with futures.ThreadPoolExecutor() as pool:

@@ -43,7 +43,7 @@ _NONE = 2**30  # out-of-range number for "no slot" and "no page"
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-  """A slot's finished turn."""
+  """A turn of the policy that a slot has sampled to its end."""
 
   slot: int
   tokens: tuple[int, ...]  # sampled, with the token that ended the turn
@@ -172,7 +172,7 @@ class Engine:
     self._decoding: set[int] = set()  # slots, as of the last decode read
 
   def placed(self, stop_table: StopTable) -> StopTable:
-    """Returns a copy of a table on the engine's devices, for many loads."""
+    """Returns a copy of a stop table on the engine's devices, for `load`."""
     return self._place(stop_table)
 
   def load(
@@ -182,9 +182,9 @@ class Engine:
       truncation: sampling.Truncation = sampling.Truncation(),
       stop_table: StopTable | None = None,
   ) -> None:
-    """Takes the policy's weights. All slots must be idle.
+    """Sets the weights and sampling options. All slots must be idle.
 
-    The next append converts the weights and compiles all programs.
+    The next `append` converts the weights and compiles all programs.
 
     Args:
       params: Parameters of the decoder, with layers stacked, or already the
@@ -266,7 +266,7 @@ class Engine:
     return self._contents.admit(appends)
 
   def append(self, appends: Sequence[Append]) -> None:
-    """Adds tokens to slots, which then decode.
+    """Prefills tokens in slots and starts a turn of the policy in each.
 
     Raises:
       ValueError: A slot cannot hold its tokens and its budget.
@@ -317,7 +317,7 @@ class Engine:
           length=length.ravel(), pages=self._contents.table(slot))
 
   def _said(self, what: str, *mode: Any) -> contextlib.AbstractContextManager:
-    """Returns a phase of progress if this use compiles a program."""
+    """Returns a context that reports progress if it compiles a program."""
     is_new = bool(self._few_rows) and (what, *mode) not in self._needed
     self._needed.add((what, *mode))
     return self._phase(f'Compiling for {what}') if is_new else (
@@ -374,16 +374,16 @@ class Engine:
     return range(self.slots) if slot is None else slot.tolist(), sampled
 
   def dispatch(self, *, alike: bool = True) -> None:
-    """Starts a decode without waiting for it.
+    """Starts to sample up to `steps` tokens per active slot, without waiting.
 
-    If not `alike`, the decode may compute fewer rows, which round differently.
+    If not `alike`, it may compute fewer rows, which round differently.
     """
     self._in_flight.append(self._run_decode(min(
         rows for rows in self._rows + ([] if alike else self._few_rows)
         if rows >= len(self._decoding))))
 
   def read(self) -> list[Stopped]:
-    """Waits for the earliest unread decode and returns its stopped slots."""
+    """Waits for the earliest unread decode and returns the turns it ended."""
     slots, sampled = self._in_flight.popleft()
     sampled = jax.device_get(sampled)
     self.slot_steps += int(sampled['steps']) * len(slots)
@@ -403,16 +403,16 @@ class Engine:
     return stopped
 
   def decode(self, *, alike: bool = True) -> list[Stopped]:
-    """Runs one decode as `dispatch` does, and returns its stopped slots."""
+    """Runs one decode as `dispatch` does, and returns the turns it ended."""
     self.dispatch(alike=alike)
     return self.read()
 
   def partial(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
-    """Returns the tokens and log-probs of an unfinished turn that were read."""
+    """Returns the tokens and log-probs so far of a slot's unfinished turn."""
     return self._partial[slot]
 
   def cut(self, which: Sequence[int]) -> None:
-    """Stops slots in the middle of turns. All decodes must have been read."""
+    """Ends slots' turns early and frees the slots. No decode may be unread."""
     self._release(which)
     self._decoding.difference_update(which)
     for slot in which:
@@ -423,10 +423,10 @@ class Engine:
     return self._contents.used[slot]
 
   def routing(self, slot: int) -> Callable[[], np.ndarray]:
-    """Returns a function that waits for the experts of a stopped slot's tokens.
+    """Returns a function that returns the experts of a stopped slot's tokens.
 
-    It returns `experts.recorded` of all layers, [T L*k], for all tokens except
-    the last one, which no layer has read.
+    They are the k experts of each of L layers, numbered from 1, [T L*k]. The T
+    tokens are all except the last one, which no layer has read.
     """
     tokens = self._contents.used[slot] - 1
     table = self._programs['routing'](

@@ -4,11 +4,11 @@
 
 Keys are arrays [B N K d W], and values [B N K W d]: slots, blocks per slot, KV
 heads, width, tokens per block. CPUs multiply this order fastest, the keys four
-times as fast as [B N K W d]. In the other order, [B N W K d] for both, writing a
-token touches one row of memory and attention kernels can read the cache as it
-is. Attention is either a loop or a kernel. The loop runs
-over the blocks of the longest slot; this number changes no array's shape. The
-kernel gets each slot's length.
+times as fast as [B N K W d]. In the other order, [B N W K d] for both, writing
+a token touches one row of memory and attention kernels can read the cache as it
+is. Attention is either a loop or a kernel. The loop runs over the blocks of the
+longest slot; this number changes no array's shape. The kernel gets each slot's
+length.
 """
 
 import functools
@@ -27,7 +27,7 @@ from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 def layout(*, slots: int, length: int, block: int, parts: int,
            sliding_window: int | None = None, heads_outside: bool = True,
            token_kernel: str = '', tile_kernel: str = '') -> Layout:
-  """Returns the layout of a cache in blocks.
+  """Returns the memory layout of a KV cache in blocks, and its functions.
 
   Args:
     slots: Number of slots on a device, B.
@@ -110,7 +110,9 @@ def layout(*, slots: int, length: int, block: int, parts: int,
 
 
 def _fused(q, keys, values, tiles: Tiles, implementation: Any) -> Array:
-  """Returns attention for one token per slot. Idle slots give 0.
+  """Returns the attention of one new token per slot to the slot's cache.
+
+  The result of a slot without a new token is 0.
 
   The queries of a KV head are folded into the length axis, so that each key is
   read once. No mask is needed, because all these queries see the whole context.
@@ -127,7 +129,11 @@ def _fused(q, keys, values, tiles: Tiles, implementation: Any) -> Array:
 
 
 def _by_parts(q, read, tiles: Tiles, filled, block, parts: int, window):
-  """Returns attention for one token per row, by groups of similar length."""
+  """Returns the attention of one new token per row to the row's slot.
+
+  Rows are sorted by the length of their slots and cut into `parts` groups. Each
+  group reads only as many blocks as its longest slot has.
+  """
   rows = len(tiles.slot)
   parts = min(parts, rows)  # else the other parts read for nobody
   positions = jnp.where(tiles.length > 0, tiles.start, -1)

@@ -34,10 +34,19 @@ def attend(
     tiles: Tiles,
     sliding_window: int | None = None,
 ) -> Float[Array, 'n T H d']:
-  """Returns causal attention of tiles, which are already in their slots' cache.
+  """Returns the causal attention of some tokens to the cache of their slots.
 
-  A query beyond a tile's length gets 0. W is a multiple of 16, and d a power of
-  two. A query sees `sliding_window` keys, itself included.
+  Args:
+    q: Queries of n tiles of T consecutive tokens, with H heads of size d, a
+      power of two.
+    keys: Keys of B slots in N blocks of W tokens, with K heads. W is a multiple
+      of 16. The keys of the tiles are already in it.
+    values: Values, like the keys.
+    tiles: Slot, start and length of each tile.
+    sliding_window: Number of keys that a query sees, itself included.
+
+  Returns:
+    The outputs, [n T H d]; 0 for a query beyond its tile's length.
   """
   from jax.experimental.pallas import triton  # slow to import
   rows, width, heads, size = q.shape
@@ -69,9 +78,10 @@ def attend(
 
 def _kernel(slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, out_ref, *,
             groups: int, chunk: int, sliding_window: int | None):
-  """Attends from some queries of a tile and a KV head to the slot.
+  """Computes the attention of one GPU program: some queries of one KV head.
 
-  Query j belongs to token j // groups.
+  The queries are of one tile and read the cache of the tile's slot. Query j
+  belongs to token j // groups of the tile.
   """
   row, head = pl.program_id(0), pl.program_id(1)
   slot, start, length = slot_ref[row], start_ref[row], length_ref[row]
@@ -116,10 +126,16 @@ def _kernel(slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, out_ref, *,
 
 def copied(cache: Any, source: Int[Array, 'n'], target: Int[Array, 'n'],
            blocks: Int[Array, '']) -> Any:
-  """Implements `copy` of `kv_cache.Layout` by a kernel, in place.
+  """Returns a cache after the first blocks of some slots are copied to others.
 
-  Each program copies one block of one slot, or nothing. A loop would make the
-  host wait for each of its iterations.
+  A kernel copies them in place. Each of its programs copies one block of one
+  slot, or nothing. A loop would make the host wait for each of its iterations.
+
+  Args:
+    cache: Tree of arrays, [B N ...]: slots, blocks per slot.
+    source: Slots to copy from.
+    target: Slots to copy to; those out of range are left out.
+    blocks: Number of blocks of each slot to copy.
   """
   from jax.experimental.pallas import triton  # slow to import
 

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of KV caches: what all memory layouts have in common.
 
-A layout is four functions of one layer's cache. `attend` both writes the keys
-and values of some tokens and attends to their slots, so that writing and
-reading agree on where a position is stored. `kv_blocks` and `kv_pages` make
-layouts, and `layouts` chooses one.
+A slot is the part of the cache that has one sequence. A tile is some
+consecutive tokens of a slot that are computed as one row. A layout is four
+functions of one layer's cache. `attend` both writes the keys and values of some
+tokens and attends to their slots, so that writing and reading agree on where a
+position is stored. `kv_blocks` and `kv_pages` make layouts, and `layouts`
+chooses one.
 
 `sharded` splits slots over devices. Each device then has some slots and all of
 their tokens, and no token crosses devices.
@@ -79,11 +81,20 @@ class Layout:
 
 def copied(cache: Any, source: Int[Array, 'n'], target: Int[Array, 'n'],
            blocks: Int[Array, ''], *, axes: int) -> Any:
-  """Implements `copy` of `Layout`: one block after the other, in place.
+  """Returns a cache after the first blocks of some slots are copied to others.
 
-  The first `axes` axes of each array number its blocks: slot and block, or
-  page. A gather and a scatter of all blocks would change the layout of the
-  whole cache on TPUs, and read a block for each row that copies nothing.
+  It copies one block after the other, in place. A gather and a scatter of all
+  blocks would change the layout of the whole cache on TPUs, and read a block
+  for each row that copies nothing.
+
+  Args:
+    cache: Tree of arrays. Their first axes number the blocks.
+    source: Slots, or pages, to copy from.
+    target: Slots, or pages, to copy to. Those out of range come last and are
+      left out.
+    blocks: Number of blocks of each slot; 1 for pages.
+    axes: Number of axes that number the blocks: 2 for slot and block, 1 for
+      page.
   """
   size = len(jax.tree.leaves(cache)[0])
 
@@ -103,16 +114,25 @@ def copied(cache: Any, source: Int[Array, 'n'], target: Int[Array, 'n'],
 
 def recorded(table: Array, values: Array, tiles: Tiles, *,
              places: Callable[[Tiles, int], tuple[Array, ...]]) -> Array:
-  """Implements `record` of `Layout`, given a function to indices of places."""
+  """Returns a table with values of some tokens written to it.
+
+  Args:
+    table: Array with an entry for each token that the cache has room for.
+    values: Values of the tokens of n tiles of width T, [n T X].
+    tiles: Positions of the tokens. Padding writes nothing.
+    places: Function from tiles and their width T to the indices of the tokens'
+      entries in the table.
+  """
   return table.at[places(tiles, values.shape[1])].set(values, mode='drop')
 
 
 def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
-  """Returns a layout whose slots are split over devices.
+  """Returns a layout like the given one, whose slots are split over devices.
 
-  Slots are numbered from 0 on each device. Of n rows on s devices, device i has
-  the rows from i * n / s to (i + 1) * n / s, which are tiles of its slots.
-  `shardings` makes a tree of NamedSharding from a tree of logical axes.
+  Slots are numbered from 0 on each device. The rows of a call are split, too:
+  of n rows on s devices, device i has the rows from i * n / s to (i + 1) * n /
+  s, which are tiles of its slots. `shardings` makes a tree of NamedSharding
+  from a tree of tuples of names of axes.
   """
   rows = ('batch',)
   spec = lambda axes: jax.tree.map(lambda sharding: sharding.spec,
@@ -143,7 +163,11 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
 
 
 def copies(shardings: Callable[[Any], Any] | None) -> int:
-  """Returns the number of copies of the weights over which slots are split."""
+  """Returns over how many copies of the model's weights the slots are split.
+
+  A copy is on one device, or split over a group of devices. Without
+  `shardings` there is one copy.
+  """
   if shardings is None:
     return 1
   sharding = shardings(('batch',))

@@ -58,7 +58,12 @@ def layout(*, slots: int, pages: int, page: int,
 def _attend(pages: Layer, q: Float[Array, 'n T H d'],
             k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
             tiles: Tiles, *, sliding_window: int | None):
-  """Attends from the tokens of tiles to their pages; see `Layout.attend`."""
+  """Writes tokens to the cache and returns their attention, and the cache.
+
+  The tokens are in n tiles of T consecutive tokens of a slot. They attend to
+  all tokens of their slots up to themselves. The result of a tile of length 0
+  is 0.
+  """
   rows, width, heads, size = q.shape
   pages = _written(pages, k, v, tiles)
   # A tile's padding also attends, so that all tiles have one width. Its results
@@ -81,9 +86,9 @@ def _written(pages: Layer, k, v, tiles: Tiles) -> Layer:
 
 
 def _places(tiles: Tiles, width: int, pages: int, page: int):
-  """Returns the page and the place there of each token of some tiles.
+  """Returns each token's page, and its index in the page, [n width] both.
 
-  The page of padding is out of range.
+  The tokens are those of n tiles. The page of padding is out of range.
   """
   column = jnp.arange(width)
   positions = tiles.start[:, None] + column
@@ -96,10 +101,16 @@ def _places(tiles: Tiles, width: int, pages: int, page: int):
 def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
             table: Int[Array, 'n N'], starts: Int[Array, 'm'], *,
             sliding_window: int | None) -> Float[Array, 'T H d']:
-  """Runs the kernel on rows of queries, each at the end of its context.
+  """Returns the attention of queries to contexts in pages, by jax's TPU kernel.
 
-  A row's context has `lengths` tokens, its queries included, in the pages of
-  `table`. Rows follow each other in q, at `starts`; the last is the end of q.
+  Args:
+    q: Queries of n rows, one row after the other. The queries of a row are at
+      the end of its context.
+    pages: Cache of one layer.
+    lengths: Number of tokens of each row's context, its queries included.
+    table: Pages of each row's context, in order.
+    starts: Index of each row's first query in q, and the end of q.
+    sliding_window: Number of keys that a query sees, itself included.
   """
   # Slow to import.
   from jax.experimental.pallas import tpu

@@ -34,11 +34,21 @@ _WAY_OUT = "Set rollout.attention to 'xla', or leave it 'auto'."
 def make(implementation: str, config: TransformerConfig, *, slots: int,
          length: int, block: int, parts: int, pages: int = 0,
          platform: str = '') -> Layout:
-  """Returns the cache layout of an implementation, for the slots of a device.
+  """Returns the cache layout that an implementation of attention reads.
 
-  The arguments are those of `kv_blocks.layout` and `kv_pages.layout`, where a
-  block is a page. If `pages` is 0, all slots can be full at once. The default
-  platform is that of the first device.
+  It is for the slots of one device. A slot is the room for one sequence.
+
+  Args:
+    implementation: One of IMPLEMENTATIONS.
+    config: Shape of the decoder.
+    slots: Number of slots.
+    length: Number of tokens that a slot must be able to hold.
+    block: Number of tokens in a block, or in a page.
+    parts: Number of groups of slots of similar length whose attention 'xla'
+      computes separately.
+    pages: Number of pages that the slots share, for 'ragged'. 0: all slots can
+      be full at once.
+    platform: Platform of the device. Default: that of the first device.
 
   Raises:
     ValueError: There is no such implementation, or it does not take a sliding
@@ -80,8 +90,20 @@ def over_devices(
 ) -> Layout:
   """Returns the cache layout of an engine with one or several devices.
 
-  The arguments are those of `Engine`. Their numbers are for all devices
-  together.
+  Args:
+    implementation: One of IMPLEMENTATIONS.
+    config: Shape of the decoder.
+    slots: Number of slots on all devices together. A slot is the room for one
+      sequence.
+    length: Number of tokens that a slot can hold.
+    block: Number of tokens of the cache that are read at a time. A slot of at
+      most two blocks is one block.
+    parts: Number of groups of slots of similar length whose attention 'xla'
+      computes separately.
+    cache_tokens: Number of tokens that all slots can hold together, if the
+      cache has pages. 0: all slots can be full at once.
+    shardings: Function from a tree of logical axes to a tree of shardings.
+      None: one device.
 
   Raises:
     ValueError: cache_tokens is set for a layout without pages.
@@ -110,9 +132,12 @@ def platform_of(shardings: Callable[[Any], Any] | None) -> str:
 
 def choose(platform: str, dtype: Any, config: TransformerConfig
           ) -> tuple[str, str]:
-  """Returns the implementation that 'auto' tries, and the reason.
+  """Returns the implementation that 'auto' tries first, and the reason.
 
-  The config has the heads of one device, and dtype is that of the cache.
+  Args:
+    platform: Platform of the devices.
+    dtype: Data type of the cache.
+    config: Shape of the decoder, with the number of heads on one device.
   """
   dtype, heads = jnp.dtype(dtype), config.num_key_value_heads
   size, gpu = config.head_dim, platform in ('gpu', 'cuda')
@@ -142,7 +167,17 @@ def resolve(implementation: str, *, platform: str, dtype: Any,
             config: TransformerConfig, tensor: int = 1) -> tuple[str, str]:
   """Returns the tested implementation that a run uses, and a sentence to log.
 
-  See `kernel_checks.resolve`. `tensor` devices share the heads.
+  Args:
+    implementation: One of IMPLEMENTATIONS, which must pass its `self_test`; or
+      'auto' for the one of `choose`, which is replaced by a simpler one if it
+      fails.
+    platform: Platform of the devices.
+    dtype: Data type of the cache.
+    config: Shape of the decoder.
+    tensor: Number of devices over which the heads are split.
+
+  Raises:
+    RuntimeError: The named implementation fails its self-test.
   """
   config = dataclasses.replace(
       config, num_attention_heads=config.num_attention_heads // tensor,
@@ -169,7 +204,11 @@ _SLOTS, _LENGTH, _PAGE = 5, 96, 16
 
 
 def script_tiles(slot, start, length) -> Tiles:
-  """Returns the tiles of a test of attention, whose pages are shuffled."""
+  """Returns tiles to test attention with: ranges of tokens in slots.
+
+  The arguments have a number for each tile: its slot, its first position and
+  its number of tokens. The slots' pages are in a shuffled order.
+  """
   slot, start, length = (np.array(x, np.int32) for x in (slot, start, length))
   each = _LENGTH // _PAGE
   table = np.random.default_rng(0).permutation(_SLOTS * each).reshape(-1, each)
@@ -200,10 +239,11 @@ def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
 
 def difference(implementation: str, config: TransformerConfig, dtype: Any
               ) -> float:
-  """Returns the largest difference of the outputs from the reference.
+  """Returns the largest error of an implementation's attention outputs.
 
-  It is relative to the reference's largest entry. The outputs are those of
-  several calls, of which the last reads copied blocks.
+  Several calls with random tokens are compared with 'xla' in float32. The last
+  one reads copied blocks. Errors are relative to the reference's largest entry
+  of the same call.
   """
   options: dict[str, Any] = dict(
       slots=_SLOTS, length=_LENGTH, block=_PAGE, parts=1)

@@ -57,11 +57,13 @@ class Pages:
     return -(-tokens // self.page)
 
   def admit(self, requests: Sequence[tuple[int, int]]) -> list[bool]:
-    """Returns for each request, in order, whether its slot may hold its tokens.
+    """Returns for each request whether its slot may now get the pages it needs.
 
-    Requests are pairs (slot, tokens), with each slot at most once. After a slot
-    has been refused, no empty slot is granted: trajectories that have begun
-    come before new ones. A prompt that would be shared counts in full.
+    A request is a pair (slot, number of tokens that the slot must hold). Each
+    slot occurs at most once. A request is granted if afterwards all slots could
+    still become full, one after another. After a slot has been refused, no
+    empty slot is granted: trajectories that have begun come before new ones. A
+    prompt that would be shared counts in full. Nothing is assigned here.
     """
     held, left = list(self._held), len(self._free)
     if len(self._users) >= self.slot_pages * len(held):
@@ -114,11 +116,14 @@ class Pages:
 
   def share(self, source: int, slot: int, tokens: int
            ) -> tuple[int, int] | None:
-    """Begins a slot without pages with the first tokens of another slot.
+    """Gives an empty slot the first `tokens` tokens of the slot `source`.
+
+    The slots share the pages that these tokens fill. If the last page is not
+    full, `slot` gets a new page, into which the caller must copy it.
 
     Returns:
-      The page that must be copied and the page that it is copied into; None if
-      the tokens end with a page.
+      The page to copy from and the page to copy to; None if the tokens end with
+      a full page.
     """
     whole, rest = divmod(tokens, self.page)
     self.table[slot, :whole] = shared = self.table[source, :whole]
@@ -140,5 +145,9 @@ class Pages:
     self._held[slot] = min(self._held[slot], count)
 
   def rows(self, slots: Sequence[int]) -> np.ndarray:
-    """Returns table rows of slots; a slot out of range gets the last row."""
+    """Returns the pages of each of some slots, [n N].
+
+    N is the number of pages of a full slot, and unused entries are 0. A slot
+    out of range gets the pages of the last slot.
+    """
     return self.table[np.minimum(slots, len(self.table) - 1)]

@@ -69,9 +69,11 @@ class Draw(NamedTuple):
 
 def by_row(draws: Sequence[Draw]) -> tuple[
     Float[np.ndarray, 'B'], Truncation | None]:
-  """Returns one temperature and one truncation per row.
+  """Returns the settings of several rows as arrays, for `sample`.
 
-  The truncation is None if no row truncates.
+  Returns:
+    The temperatures, [B], and a Truncation whose fields are arrays [B]. The
+    truncation is None if every row may draw all tokens.
   """
   temperatures = np.array([d.temperature for d in draws], np.float32)
   if all(d.truncation.is_off for d in draws):
@@ -155,7 +157,15 @@ def _width(size: int) -> int:
 
 
 def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
-  """Returns the first index of weight above 0 whose sum exceeds the target."""
+  """Returns the first index whose cumulative weight exceeds the target, [B].
+
+  An index with weight 0 is never returned.
+
+  Args:
+    cumulative: Sums of the weights up to each index, [B, n].
+    target: Number that the sum must exceed, [B].
+    weights: Weight of each index, [B, n].
+  """
   first = jnp.sum(cumulative <= target[:, None], -1)
   column = jnp.arange(weights.shape[-1])
   last = jnp.max(jnp.where(weights > 0, column, 0), -1)
@@ -169,11 +179,15 @@ def _first_above(cumulative, target, weights) -> Int[Array, 'B']:
 
 def allowed(weights: Float[Array, 'B V'], truncation: Truncation
         ) -> Bool[Array, 'B V']:
-  """Returns which tokens may be drawn, given weights p / max p.
+  """Returns True for the tokens that may be drawn, [B, V].
 
   Top-k and top-p each set a threshold: the largest one that keeps enough
   tokens, or enough probability. It is found by halving, without sorting the
   vocabulary.
+
+  Args:
+    weights: Probability of each token divided by the largest one of its row.
+    truncation: Rules for which tokens may be drawn.
   """
   size = weights.shape[-1]
   count = jnp.where(jnp.asarray(truncation.top_k) > 0, truncation.top_k, size)

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host's record of the contents of every slot of an engine.
 
-The host decides which tokens are prefilled, which are copied from another slot,
-and which pages a slot has; `engine` then runs exactly this on the devices. A
-copy is a device, or a group of devices, with one copy of the weights. Slots are
-split over the copies and numbered from 0 on each copy. Lists for the devices
-are therefore grouped by copy.
+A slot is a row of the KV cache that has the tokens of one trajectory. The host
+decides which tokens are prefilled, which are copied from another slot, and
+which pages (blocks of the cache) a slot has; `engine` then runs exactly this on
+the devices. A copy is a device, or a group of devices, with one copy of the
+weights. Slots are split over the copies and numbered from 0 on each copy. Lists
+for the devices are therefore grouped by copy.
 """
 
 from collections.abc import Sequence
@@ -21,10 +22,16 @@ from searchrl.models.inference.kv_cache import Layout
 
 
 def row_ids(step: int, uid: str, sample: int, turn: int) -> tuple[int, ...]:
-  """Returns the numbers that are folded into a row's random key, in order.
+  """Returns the five numbers that decide the randomness of one turn.
 
-  The uid is represented by the two 32-bit halves of the first 8 bytes of its
-  SHA-256.
+  They are folded into the run's random key, in order. The uid is represented by
+  the two 32-bit halves of the first 8 bytes of its SHA-256.
+
+  Args:
+    step: Step of the run.
+    uid: Unique id of the question.
+    sample: Index of the sample among the question's.
+    turn: Index of the turn in the trajectory.
   """
   digest = hashlib.sha256(uid.encode()).digest()
   halves = (int.from_bytes(digest[i:i + 4], 'big') for i in (0, 4))
@@ -45,7 +52,11 @@ class Append:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work on the devices that some appends require, in this order."""
+  """Work that the devices must do to add some tokens to slots, in this order.
+
+  First tiles are prefilled: parts of new texts, each computed as one row. Then
+  prompts that other slots have are copied. Then the turns are started.
+  """
 
   tiles: list[list[tuple]]  # per copy: (start, slot, tokens), earliest first
   moves: list[list[tuple[int, int]]]  # per copy: (from, to), slots or pages
@@ -55,9 +66,14 @@ class Work:
 
 
 class Contents:
-  """Tokens, prompts and pages of all slots, for `copies` of the weights.
+  """The host's table of what each slot has: length, prompt and pages.
 
-  The other arguments are those of `Engine`.
+  Args:
+    layout: Memory layout of the KV cache.
+    copies: Number of copies of the weights, over which slots are split.
+    length: Number of tokens that a slot can hold.
+    cache_tokens: Number of tokens that all slots can hold together, if the
+      cache has pages. 0: all slots can be full at once.
 
   Attributes:
     used: Number of tokens of each slot.
@@ -81,7 +97,10 @@ class Contents:
     self._copies = copies
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
-    """Returns for each append whether there is room now; see `Engine.admit`."""
+    """Returns for each append whether the cache has room for it now.
+
+    Without pages, this is always True. At most one append per slot is given.
+    """
     if not self._pages:
       return [True] * len(appends)
     granted: dict[int, bool] = {}
@@ -92,7 +111,10 @@ class Contents:
     return [granted[a.slot] for a in appends]
 
   def check(self, appends: Sequence[Append]) -> None:
-    """Raises a ValueError if an append does not fit its slot."""
+    """Raises a ValueError if a slot cannot hold its append's tokens and turn.
+
+    A budget below 1 and an append without tokens raise one, too.
+    """
     for a in appends:
       if self._needed(a) > self._length or a.budget < 1 or not a.tokens:
         raise ValueError(
@@ -105,9 +127,11 @@ class Contents:
     return (0 if a.fresh else self.used[a.slot]) + len(a.tokens) + a.budget
 
   def place(self, appends: Sequence[Append], tile: int) -> Work:
-    """Adds checked and admitted appends, and returns the devices' work.
+    """Records appends as done, and returns the work that the devices must do.
 
-    A tile has at most `tile` tokens.
+    The appends must have passed `check` and `admit`. A new prompt that another
+    slot has is copied from there. All else but the last token is prefilled, in
+    parts of at most `tile` tokens.
     """
     for a in appends:
       if a.fresh:
@@ -166,12 +190,12 @@ class Contents:
     return [end] if end else []
 
   def sampled(self, slot: int, tokens: Sequence[int]) -> None:
-    """Adds the tokens that a slot has sampled."""
+    """Records that a slot has sampled these tokens."""
     self._last[slot] = tokens[-1]
     self.used[slot] += len(tokens)
 
   def stopped(self, slot: int) -> None:
-    """Frees the pages that a turn's budget did not need."""
+    """Frees the pages that a finished turn reserved but did not use."""
     if self._pages:
       copy, local = divmod(slot, self._each)
       self._pages[copy].trim(local, self.used[slot])
@@ -188,16 +212,25 @@ class Contents:
     self.stopped(slot)
 
   def table(self, slots: np.ndarray) -> np.ndarray | None:
-    """Returns the pages of slots [copies n]; None if the cache has no pages.
+    """Returns the pages of some slots; None if the cache has no pages.
 
-    Slots and pages are numbered from 0 on each copy of the weights.
+    Args:
+      slots: Numbers of n slots on each copy of the weights, [copies n].
+
+    Returns:
+      The pages of each slot in order, [copies * n, N], where N is the number of
+      pages of a full slot. They are numbered from 0 on each copy, too.
     """
     if not self._pages:
       return None
     return np.concatenate(list(map(pages_lib.Pages.rows, self._pages, slots)))
 
   def index(self, slot: int) -> np.ndarray:
-    """Returns a slot as [1], or its pages [N], numbered over all copies."""
+    """Returns where a slot's tokens are in arrays of all devices together.
+
+    It is the number of the slot, [1], or of its N pages, [N], if the cache has
+    pages. Numbers go on from one copy of the weights to the next.
+    """
     if not self._pages:
       return np.array([slot], np.int32)
     copy, local = divmod(slot, self._each)

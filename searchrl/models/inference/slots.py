@@ -9,12 +9,15 @@
   release      stops slots in the middle of their turns
   routing      returns the experts of a slot's tokens, if they are recorded
 
-All take the `state` of all slots, which is donated, and return the new state.
-Params are `unstacked`, and `config` is the decoder's shape. The `layout` of the
-cache decides where keys and values are stored and how they are read. Slots are
-numbered from 0 on each device; a number out of range means no slot. On CPUs the
-results of a row depend on this row alone: no product's shape depends on the
-other rows, and a block that a row does not see adds exact zeros.
+A slot is a row of the KV cache that has the tokens of one trajectory. A tile is
+a part of a text that is prefilled as one row. All programs take the `state` of
+all slots. All but `routing` donate it and return the new state. Params are
+`unstacked`, and `config` is the decoder's shape. The `layout` of the cache
+decides where keys and values are stored and how they are read. In `append` and
+`copy`, slots are numbered from 0 on each device, and elsewhere over all
+devices; a number out of range means no slot. On CPUs the results of a row
+depend on this row alone: no product's shape depends on the other rows, and a
+block that a row does not see adds exact zeros.
 """
 
 from collections.abc import Callable
@@ -81,7 +84,7 @@ def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any,
 
 
 def routing_width(config: TransformerConfig) -> int:
-  """Returns the number of experts of a token in all layers."""
+  """Returns the number of experts that a token uses, summed over all layers."""
   assert config.experts is not None
   return config.num_hidden_layers * config.experts.num_experts_per_tok
 
@@ -97,7 +100,10 @@ def logical_axes(config: TransformerConfig, layout: Layout,
 
 
 def unstacked(params: Params, dtype: Any) -> Params:
-  """Returns params in `dtype`, with a tuple of layers, not stacked layers."""
+  """Returns params in `dtype` whose layers are a tuple of trees.
+
+  In `params`, layers are stacked on axis 0 of each array.
+  """
   cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
   count = jax.tree.leaves(params['layers'])[0].shape[0]
   layers = tuple(
@@ -108,10 +114,11 @@ def unstacked(params: Params, dtype: Any) -> Params:
 
 
 def rounded(params: Params, dtype: Any) -> Params:
-  """Returns `unstacked` params with kernels in the dtype of their products.
+  """Returns params whose projection matrices and head are cast to `dtype`.
 
-  Otherwise each call of a program would convert them. The embedding stays; a
-  head that is tied to it becomes a kernel of its own.
+  It is the dtype in which they are multiplied. Otherwise each call of a program
+  would convert them. `params` is a result of `unstacked`. The embedding is not
+  cast; a head that is tied to it becomes a matrix of its own.
   """
   def cast(path, leaf):
     is_projection = path[-2].key in lora.TARGETS and path[-1].key == 'kernel'
@@ -138,12 +145,22 @@ def append(
     config: TransformerConfig,
     layout: Layout,
 ) -> State:
-  """Writes tiles of tokens into their slots' caches.
+  """Computes tokens and adds their keys and values to the caches of slots.
 
-  The arguments are those of `kv_cache.Tiles` and the tiles' right-padded token
-  ids. A slot may have several tiles in one call: each layer writes all of them
-  before any is read. The tokens before a tile must be in the same call, or
-  written earlier.
+  The tokens are in n tiles: ranges of positions of a slot. A slot may have
+  several tiles in one call: each layer writes all of them before any is read.
+  The tokens before a tile must be in the same call, or written earlier.
+
+  Args:
+    params: Parameters of the decoder, from `unstacked`.
+    state: State of all slots.
+    slot: Slot of each tile, on its device; `layout.slots`: none.
+    tokens: Token ids of each tile, right-padded to c.
+    start: Position of each tile's first token in its slot.
+    length: Number of tokens of each tile; 0: nothing is written.
+    pages: Pages of each tile's slot, if the layout has pages.
+    config: Shape of the decoder.
+    layout: Layout of the cache.
   """
   tokens, start = layout.split(tokens), layout.split(start)
   positions = start[:, None] + jnp.arange(tokens.shape[1])
@@ -155,10 +172,11 @@ def copy(
     state: State, source: Int[Array, 'n'], target: Int[Array, 'n'],
     blocks: Int[Array, ''], *, layout: Layout,
 ) -> State:
-  """Copies the first `blocks` of the caches of slots, or single pages.
+  """Copies the first `blocks` blocks of some slots' caches to other slots.
 
-  If the layout has pages, source and target are pages of one device, and blocks
-  is 1, or 0 to copy nothing. Rows that copy nothing come last.
+  If the layout has pages, it copies single pages instead: source and target are
+  then pages of one device, and blocks is 1, or 0 to copy nothing. Targets out
+  of range, which copy nothing, come last.
   """
   cache, table = layout.copy(
       (state.cache, state.routing), source, target, blocks)
@@ -166,9 +184,14 @@ def copy(
 
 
 def routing(state: State, index: Int[Array, 'n']) -> Int[Array, 'T X']:
-  """Returns the experts of all places of a slot, given the slot or its pages.
+  """Returns the experts that each token of a slot used, [T X].
 
-  Numbers are those of all devices together.
+  X is the number of layers times the experts per token. T is the number of
+  tokens that the slot has room for.
+
+  Args:
+    state: State of all slots, with a record of experts.
+    index: Number of the slot, or of its pages, over all devices together.
   """
   assert state.routing is not None
   return state.routing[index].reshape(-1, state.routing.shape[-1])
@@ -183,10 +206,16 @@ def begin(
     ids: UInt32[Array, 'n 5'],
     root: UInt32[Array, '2'],
 ) -> State:
-  """Starts a turn in some slots, which become active.
+  """Starts a turn in some slots: `decode` then samples tokens for them.
 
-  `last`, `position` and `budget` are the slots' new values in State. The
-  numbers `ids` are folded into the run's key, whose data are `root`.
+  Args:
+    state: State of all slots.
+    slot: Slots, numbered over all devices. One out of range is left out.
+    last: Last token of each slot, which is not yet in its cache.
+    position: Number of tokens of each slot, the last one included.
+    budget: Number of tokens that each slot may sample.
+    ids: Numbers that are folded into the run's random key for each slot.
+    root: Data of the run's random key.
   """
   put = lambda old, new: old.at[slot].set(new, mode='drop')
   key = jax.random.wrap_key_data(root)
@@ -201,7 +230,7 @@ def begin(
 
 
 def release(state: State, slot: Int[Array, 'n']) -> State:
-  """Stops decoding in some slots."""
+  """Stops decoding in some slots; `decode` then samples nothing for them."""
   return dataclasses.replace(
       state, active=state.active.at[slot].set(False, mode='drop'))
 
@@ -272,7 +301,10 @@ def decode(
 
 
 def _rows_of(state: State, slot) -> State:
-  """Returns the state with the given slots as rows; caches stay whole."""
+  """Returns the state with only the entries of the given slots, in this order.
+
+  The caches stay whole. A slot out of range is not active.
+  """
   if slot is None:
     return state
   rows = {name: getattr(state, name).at[slot].get(mode='clip')
@@ -282,7 +314,10 @@ def _rows_of(state: State, slot) -> State:
 
 
 def _put_back(whole: State, state: State, slot) -> State:
-  """Returns the whole state with changed rows; the inverse of `_rows_of`."""
+  """Returns the whole state with changed entries of some slots written back.
+
+  It is the inverse of `_rows_of`. The caches are those of `state`.
+  """
   if slot is None:
     return state
   return dataclasses.replace(state, **{
@@ -336,7 +371,12 @@ def _layers(params, tokens, positions, state: State, tiles: Tiles, config,
 # It is traced once for all layers, and leaves no call in the programs.
 @functools.partial(jax.jit, static_argnums=(5, 6, 7), inline=True)
 def _layer(weights, layer, x, positions, tiles, config, layout, records):
-  """Runs one layer. The second result has its routing, if `records`."""
+  """Runs one layer on some tokens, which are written to the layer's cache.
+
+  Returns:
+    The layer's output with its new cache; and a dict with the choice of
+    experts, which is empty if not `records`.
+  """
   result = transformer.Block(config, layout.mixed).apply(
       {'params': weights}, x, positions,
       lambda q, k, v: layout.attend(layer, q, k, v, tiles),
@@ -349,10 +389,13 @@ def jitted(
     steps: int, patience: int, records: bool, ordered: Callable[[Any], Any],
     shardings: Callable[[Any], Any] | None,
 ) -> tuple[Callable[[], State], dict[str, Callable[..., Any]]]:
-  """Returns the program that makes an engine's empty slots, and the others.
+  """Returns the jitted programs of an engine.
 
-  Programs return slots with the sharding of their input. They return samples in
-  a sharding that every process can read. The arguments are those of `Engine`.
+  The first result is a function without arguments that makes the state of empty
+  slots. The second has the other programs by name. They return states with the
+  sharding of their input, and samples in a sharding that every process can
+  read. The arguments have the meaning that they have in `Engine`; `copies` is
+  the number of copies of the weights.
   """
   read = shardings and shardings(())
   held = shardings and shardings(logical_axes(config, layout, records))

@@ -17,7 +17,10 @@ _STATES = 64  # the number of states in a table is a multiple of this
 
 
 class StopTable(NamedTuple):
-  """An Aho-Corasick automaton with one step per token. State 0 is the start.
+  """An automaton that finds stop strings in a sequence of token ids.
+
+  It is an Aho-Corasick automaton with one step per token, as tables over states
+  and V ids. State 0 is the start.
 
   The number of states, S, is a multiple of 64, so that one compiled program
   takes the tables of nearly all dialogues. Two tags, for example, have 17
