@@ -248,7 +248,7 @@ class Trajectory:
     """A trajectory per context; its prompt is what the context starts with.
 
     There are several only if a context was full and another one followed. Each
-    has the question, the rewards and the stop reason of the whole trajectory.
+    has the question, reward and stop reason of the whole, but no turn_rewards.
     """
     if not any(turn.lead_tokens for turn in self.turns):
       return (self,)

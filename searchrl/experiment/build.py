@@ -285,7 +285,10 @@ def rounds(rollout: Any) -> collect.Rounds:
 def train_set(config, folder: pathlib.Path, *,
               admit: questions_lib.Admit = questions_lib.admit_all
              ) -> datasets.Dataset:
-  """Returns the training set; generated files go to folder/data."""
+  """Returns the training set; generated files go to folder/data.
+
+  `admit` is called with each question, and raises an error for a bad one.
+  """
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
       world_seed=config.data.world_seed, per_hop=config.data.per_hop,

@@ -413,7 +413,7 @@ def _cache_label(config, processes: int) -> str:
 
 def _index_of_search(config, a_process: int, processes: int, kind
                     ) -> dict[str, float]:
-  """Returns the bytes of an index's rows that are on the devices."""
+  """Returns the bytes per device of rows that search engines keep there."""
   rows = searches.spec(config.search).rows_on_devices(
       a_process * kind.gib * GIB, processes)
   return {f'search engine: {name}': size / a_process

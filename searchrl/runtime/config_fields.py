@@ -164,7 +164,12 @@ def closest(field: str, config: Mapping[str, Any]) -> str:
 
 def _set(config: config_dict.ConfigDict, field: str,
          texts: Sequence[str | None], file: str) -> None:
-  """Sets a field to the last of the given values, or raises a ValueError."""
+  """Sets a field to the last of the given values.
+
+  Raises:
+    ValueError: There is no such field, the value is not valid for it, or a
+      field that is a tuple is given several times.
+  """
   group, name, text = _group_of(config, field), field.split('.')[-1], texts[-1]
   if group is None:
     near = closest(field, config) or f'--config={file} --help lists all.'

@@ -159,8 +159,9 @@ def _thinks(turns: Sequence[Turn]) -> float:
 def _grounding(answer: str, document: str, searches: Sequence[Turn]) -> float:
   """Returns how well the text that a proposer read supports its answer.
 
-  It is 1 if the text contains the answer of at most 5 words, 0.5 if of at most
-  10, and else 0. 'Yes' and 'no' always have 1.
+  If the text contains the answer, the result is 1 for an answer of at most 5
+  words and 0.5 for one of 6 to 10 words. Otherwise it is 0. The answers 'yes'
+  and 'no' always have 1. The text is the document and all passages found.
   """
   read_texts = [document] + [
       f'{p.title} {p.text}' for turn in searches for p in turn.passages]

@@ -377,7 +377,11 @@ def _marker(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 def _read_marker(folder: pathlib.Path, recipe: Recipe, shard: int
                 ) -> dict[str, Any] | None:
-  """Returns the note of a finished shard; None if its files' sizes differ."""
+  """Returns the note that says that a shard is finished.
+
+  It is None if there is no such note, or the sizes of the shard's files are not
+  those in the note.
+  """
   try:
     note = json.loads(_marker(folder, shard).read_text())
     parts = 2 if recipe.dtype == 'int8' else 1

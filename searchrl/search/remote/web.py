@@ -140,7 +140,8 @@ def web(
 
   Raises:
     FileNotFoundError: There is no file to replay.
-    ValueError: An option is out of range, or the variable is not set.
+    ValueError: An option is out of range, or the variable is not set. A replay
+      needs no variable.
   """
   transport.check_least(1, connections=connections)
   if mode not in MODES or (mode == 'live') != (not tape):
