@@ -115,9 +115,9 @@ class Tool:
 
   A tool whose name is 'search' or begins with 'search_' is a search engine: its
   function gets Queries and returns Passages. The function of any other tool
-  gets ToolCalls and returns a ToolResult for each, in order. It runs in its own
-  thread, and raises or returns SearchErrors when it is out of service. It may
-  have the methods `pop` and `wait` (see `search.engine_wrappers`).
+  gets ToolCalls and returns a ToolResult for each, in order. Any function runs
+  in a thread of its own, and raises an error or returns SearchErrors when out
+  of service. It may have `pop` and `wait` (see `search.engine_wrappers`).
   """
 
   name: str

@@ -36,6 +36,8 @@ def test_a_second_ctrl_c_interrupts_and_handlers_come_back():
 
 _IN_A_COLLECTION = """
 import gc, signal, sys, time
+# A job that a shell has started in the background ignores SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from searchrl.runtime import signals
 signals.raise_at_sigterm()
 dropped, report = [], sys.unraisablehook

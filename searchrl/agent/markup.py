@@ -128,7 +128,11 @@ def _plain(text: str) -> tuple[str, Sequence[int]]:
 
 
 def _folded(c: str) -> str:
-  """Returns a character as a reader sees it, in NFKC."""
+  """Returns a character as a reader sees it.
+
+  That is '' for an invisible one, a space for SentencePiece's mark of a space,
+  and the NFKC form of any other.
+  """
   if c in _UNSEEN:
     return ''
   return ' ' if c == _SPACE else unicodedata.normalize('NFKC', c)

@@ -4,7 +4,8 @@
 
 A step raises an alert if one of its metrics breaks a rule of `runtime.alerts`.
 `config.guards` gives each rule a limit and an action. An alert is printed once,
-when it begins. `skip` omits the update of the step. `rollback` returns to an
+when it begins. `skip` omits the update of the step, and says so at each such
+step. `rollback` returns to an
 earlier checkpoint and continues with other questions.
 """
 

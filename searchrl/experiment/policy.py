@@ -313,8 +313,8 @@ def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
 
   Without '@', the step is None, which means the newest checkpoint.
   'runs/dspo@best' is the step of the best validation.
-  'runs/dspo@before_collapse' is the last step before the run collapsed, or the
-  newest checkpoint if it did not collapse.
+  'runs/dspo@before_collapse' is the step that `guards` trusts, from before the
+  run collapsed, or the newest checkpoint if it did not collapse.
 
   A run in an object store is copied first; the directory is that of the copy.
 

@@ -53,7 +53,7 @@ _SAVED = {
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """Shape of a decoder. Field names follow config.json."""
+  """Shape of a decoder. Fields that config.json has, too, are named as there."""
 
   vocab_size: int
   hidden_size: int

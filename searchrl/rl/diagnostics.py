@@ -32,10 +32,12 @@ def clip_fractions(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> dict[str, Mean]:
-  """Returns the fractions of importance ratios that PPO's loss clips, by name.
+  """Returns the fractions of importance ratios that PPO's loss clips.
 
-    low: A < 0 and rho < 1 - clip_low      high: A > 0 and rho > 1 + clip_high
-    dual: A < 0 and rho > dual_clip, if there is one
+    actor/clipfrac_low        A < 0 and rho < 1 - clip_low
+    actor/clipfrac_high       A > 0 and rho > 1 + clip_high
+    actor/pg_clipfrac         either of these
+    actor/pg_clipfrac_lower   A < 0 and rho > dual_clip, if there is one
 
   Here rho is a ratio and A its advantage. A ratio belongs to a token, [B, T],
   or to a sequence, [B]. Only ratios inside the mask `where` count. The clips

@@ -74,8 +74,9 @@ def against(trajectory: Trajectory) -> str:
   """Returns the reason to drop a proposal, one of REASONS; '' to keep it.
 
   Reasons are a missing question or answer, a question that reveals the answer,
-  and an answer without support in the text that was read. Other proposals are
-  not compared.
+  and an answer that `proposals.form` does not count as grounded: one of more
+  than 10 words, or one that the text that was read does not contain. Other
+  proposals are not compared.
   """
   proposal = proposals.read(trajectory)
   if not proposal.question or not proposal.answer:

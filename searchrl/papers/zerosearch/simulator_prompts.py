@@ -4,8 +4,8 @@
 
 The prompt of a model that was not tuned to simulate contains an example, as for
 ZeroSearch's prompted simulators, arXiv:2505.04588, section 3.3. The wording and
-the example are ours. Only the prompt for useful documents contains the question
-and its answer.
+the example are ours. Of our prompts, only that for useful documents contains
+the question and its answer; those of ZeroSearch's own simulators both do.
 """
 
 from collections.abc import Callable
