@@ -348,8 +348,9 @@ def cases_table(lines: Sequence[dict]) -> str:
   """Returns what happened in the disturbed runs, as a Markdown table."""
   rows = ['| disturbance | processes | the others end after | exit codes | '
           'whole checkpoints | goes on at; bits equal |', '|' + '---|' * 6]
-  for name, line in ((name, line) for name in CASES for line in lines
-                     if line.get('case') == name):
+  for name, line in ((name, line) for name in CASES for line in sorted(
+      (line for line in lines if line.get('case') == name),
+      key=lambda line: line['count'])):
     codes = ', '.join('stopped' if code is None else f'{128 - code}'
                       if code < 0 else f'{code}' for code in line['codes'])
     rows.append(

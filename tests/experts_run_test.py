@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 
 import jax
+import loopback
 import numpy as np
 import pytest
 import train_test
@@ -107,3 +108,31 @@ def test_a_run_that_replays_experts_resumes_with_samples_in_flight(
   assert len(replaced) == 3 and 0 < replaced[0] < min(replaced[1:])
   file, *_ = (tmp_path / 'whole' / 'trajectories').iterdir()
   assert b'"routing"' not in gzip.decompress(file.read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize('sampling', [0, 4])
+def test_processes_that_replay_experts_end_as_one_process(
+    folder, tmp_path, sampling):
+  """Experts are split over the devices of two processes, or four sample."""
+  flags = (
+      '--config=configs/grpo.py:smoke', f'--config.model.path={folder}',
+      '--config.train.num_steps=3', '--config.train.loggers=()',
+      '--config.train.max_staleness=1', '--config.evaluate.worlds.kinds=()',
+      '--config.learner.router_replay=True', '--config.rollout.dtype=bfloat16',
+      '--config.learner.router_aux_loss_coef=0.01', '--config.mesh.expert=2',
+      '--config.optimizer.learning_rate=0.01',
+      '--config.reward=experts_run_test:number',
+      '--config.outcome=experts_run_test:number')
+  for count in (1, 2):
+    loopback.run(
+        count, 'searchrl.main', *flags, f'--workdir={tmp_path / str(count)}',
+        f'--config.train.rollout_devices={sampling // count}',
+        devices=8 // count, timeout=900, env={'NPROC': '8'})
+  assert train_test.state_digest(tmp_path / '1') == (
+      train_test.state_digest(tmp_path / '2'))
+  steps = [line for line in metrics.read(tmp_path / '2' / metrics.FILE)
+           if 'actor/grad_norm' in line]
+  assert len(steps) == 3
+  assert all(step['actor/experts_replaced'] > 0 for step in steps)
