@@ -320,7 +320,7 @@ class Batch:
   in_baseline: Bool[Array, 'B']  # True if in its group's mean and spread
   in_loss: Bool[Array, 'B']  # True if the row is trained on
   on_policy: Bool[Array, 'B']  # True if sampled by the policy to update
-  old_logprobs: Float[Array, 'B T'] | None = None  # nats; from learner.score
+  old_logprobs: Float[Array, 'B T'] | None = None  # nats; NaN: from the update
   ref_logprobs: Float[Array, 'B T'] | None = None  # nats; from learner.score
   values: Float[Array, 'B T'] | None = None  # critic's; from learner.score
   weights: Float[Array, 'B T'] | None = None  # weights of SFT; None: all 1

@@ -153,8 +153,10 @@ def test_old_log_probs_are_of_the_given_experts_and_a_reference_has_its_own(
       CONFIG, algorithms.grpo(kl_coef=0.1), optax.sgd(0.1), meshes.make(**ONE),
       rows=learning.ROWS, length=learning.LENGTH, minibatches=2,
       temperature=learning.TEMPERATURE)
-  batch = forced(params)
-  scored = learner.score(learner.init(params), batch, params).batch
+  batch, state = forced(params), learner.init(params)
+  packed = learner.score(state, batch, params)
+  scored = dataclasses.replace(
+      packed.batch, old_logprobs=learner.logprobs(state, packed))
   for name, routing in (('old', batch.routing), ('ref', None)):
     expected, _ = policy_logprobs.token_logprobs(
         params, batch.tokens, CONFIG, temperature=learning.TEMPERATURE,

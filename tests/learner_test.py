@@ -77,9 +77,14 @@ def ragged_batch():
 
 @pytest.fixture(scope='module')
 def batch(learner, params, ref_params):
-  # Two optimiser steps need `old_logprobs` beforehand, one does not.
-  return make(minibatches=2).score(
-      learner.init(params), ragged_batch(), ref_params).batch
+  return scored_whole(learner, learner.init(params), ragged_batch(), ref_params)
+
+
+def scored_whole(learner, state, batch, base):
+  """A batch with all `old_logprobs`, which an update would partly compute."""
+  packed = learner.score(state, batch, base)
+  return dataclasses.replace(
+      packed.batch, old_logprobs=learner.logprobs(state, packed, base))
 
 
 def update(learner, state, batch, **options):
@@ -194,8 +199,8 @@ def test_eight_devices_make_the_update_of_one(layout, batch, params, expected):
   kernel = state['policy'].params['layers']['gate']['kernel']
   assert kernel.sharding.shard_shape(kernel.shape) == (
       2, 32 // layout[1], 48 // layout[2])
-  scored = make(mesh, minibatches=2).score(state, dataclasses.replace(
-      batch, old_logprobs=None), params).batch
+  scored = scored_whole(learner, state, dataclasses.replace(
+      batch, old_logprobs=None), params)
   np.testing.assert_allclose(scored.old_logprobs, batch.old_logprobs, atol=1e-5)
   state, metrics = update(learner, state, batch)
   assert_same((state, metrics), expected, atol=1e-5)
@@ -229,8 +234,7 @@ def test_observations_are_trained_on_in_packed_rows_too(
   learner = make(algorithm=on_all, microbatch_rows=4, pack_length=2 * LENGTH)
   state = learner.init(params)
   unscored = learner.score(state, ragged_batch(), ref_params)
-  scored = make(minibatches=2, algorithm=on_all).score(
-      state, ragged_batch(), ref_params).batch  # observations, too
+  scored = scored_whole(learner, state, ragged_batch(), ref_params)
   assert scored.old_logprobs[~batch.loss_mask].any()
   real = jax.tree.map(lambda x: x[:-FILLER], scored)
   wanted = jax.device_get(whole_step(params, real, algorithm=on_all))
@@ -245,8 +249,8 @@ def test_advantages_that_read_the_old_log_probs_have_them(batch, params):
   weighted = algorithms.corrected(ALGORITHM)
   learner = learners.make(
       CONFIG, weighted, OPTIMIZER, meshes.make(devices=jax.devices()[:1]),
-      rows=ROWS, length=LENGTH, temperature=TEMPERATURE)
-  assert learner.scores_old and not make().scores_old
+      rows=ROWS, length=LENGTH, temperature=TEMPERATURE, minibatches=2)
+  assert not make().scores_old
   scored = learner.score(learner.init(params), ragged_batch(), params)
   np.testing.assert_allclose(
       scored.batch.old_logprobs, batch.old_logprobs, atol=1e-5)
@@ -282,6 +286,24 @@ def test_mini_batches_are_steps_one_after_the_other(halves, batch, params):
       continue  # these, too, are the batch's
     np.testing.assert_allclose(
         metrics[name], np.mean([of_half[name] for of_half in seen]), rtol=1e-5)
+
+
+def test_the_first_step_computes_its_own_old_log_probs(
+    halves, batch, params, ref_params):
+  state = halves.init(params)
+  packed = halves.score(state, ragged_batch(), ref_params)
+  is_nan = np.isnan(packed.batch.old_logprobs)
+  assert is_nan[:8].all() and not is_nan[8:].any()
+  np.testing.assert_allclose(
+      packed.batch.old_logprobs[8:], batch.old_logprobs[8:], atol=1e-5)
+  state, metrics, updated, *_ = halves.update(state, packed)
+  np.testing.assert_allclose(
+      np.where(batch.loss_mask, updated.old_logprobs, 0),
+      np.where(batch.loss_mask, batch.old_logprobs, 0), atol=1e-5)
+  expected, wanted = update(halves, halves.init(params), batch)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
+               state['policy'].params, expected['policy'].params)
+  assert metrics == pytest.approx(wanted, rel=1e-3, abs=1e-5)
 
 
 def test_mini_batches_share_the_baselines_of_the_whole_batch(
@@ -361,11 +383,10 @@ def test_rows_of_advantage_0_are_neither_scored_nor_packed(batch, params):
   real = set(np.flatnonzero(mixed.loss_mask.any(1)))
   assert set(sum(first.documents, [])) == real & {4, 5, 6, 7}
   assert not second.documents and second.count == 0  # group 3 is empty
-  scored = packed.batch.old_logprobs
+  state, metrics, updated, *_ = skipping.update(skipping.init(params), packed)
   np.testing.assert_allclose(
-      scored[4:8][mixed.loss_mask[4:8]],
+      updated.old_logprobs[4:8][mixed.loss_mask[4:8]],
       batch.old_logprobs[4:8][mixed.loss_mask[4:8]], atol=1e-5)
-  state, metrics, *_ = skipping.update(skipping.init(params), packed)
   assert int(state['policy'].updates) == 2
   alone = dataclasses.replace(skipping, minibatches=1)
   _, of_group, *_ = alone.update(alone.init(params), alone.pack(

@@ -127,8 +127,7 @@ def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
       lambda x, like: jax.device_put(np.array(x), like.sharding), start,
       state['policy'].params))
   before = jax.tree.map(np.array, base)
-  scored = make(mesh=mesh, minibatches=2).score(
-      state, learning.ragged_batch(), base).batch
+  scored = learning.scored_whole(learner, state, learning.ragged_batch(), base)
   mask = scored.loss_mask
   assert np.abs(scored.old_logprobs - scored.ref_logprobs)[mask].max() > 1e-2
   expected = whole_step(start, base, jax.tree.map(
@@ -144,10 +143,10 @@ def test_an_update_is_the_gradient_of_the_adapters_alone(layout, base):
 
 
 def test_the_frozen_policy_is_the_reference_and_the_start(base):
-  learner = make(minibatches=2)
+  learner = make()
   state = learner.init(base)
   assert learner.needs_base
-  scored = learner.score(state, learning.ragged_batch(), base).batch
+  scored = learning.scored_whole(learner, state, learning.ragged_batch(), base)
   np.testing.assert_allclose(
       scored.old_logprobs, scored.ref_logprobs, atol=1e-6)
   jax.tree.map(np.testing.assert_array_equal, learner.policy(state, base), base)

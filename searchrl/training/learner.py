@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import contextlib
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -79,10 +80,7 @@ class Learner:
 
   @property
   def scores_old(self) -> bool:
-    """True if `score` computes `old_logprobs` in a separate pass.
-
-    With a single optimiser step per batch, the step itself can compute them.
-    """
+    """True if `score` computes `old_logprobs`: all, or the later steps'."""
     return (self.minibatches > 1
             or 'old_logprobs' in self.train_step.algorithm.needs)
 
@@ -150,10 +148,10 @@ class Learner:
             timer: Timer = _untimed) -> PackedBatch:
     """Packs a batch of numpy arrays and adds the fields that the update needs.
 
-    These are `old_logprobs` if the update cannot compute them itself, and
-    `ref_logprobs` and `values` if the algorithm needs them. Trajectories
-    without a gradient get none of these fields, unless the advantages need
-    them.
+    These are `old_logprobs` of the later mini-batches, or of all if the
+    algorithm needs them, and `ref_logprobs` and `values` if it needs them.
+    Trajectories without a gradient get none of these fields, unless the
+    advantages need them.
 
     Args:
       state: State before the first update on this batch.
@@ -175,7 +173,9 @@ class Learner:
     packed = self.pack(batch, trained)
     if self.scores_old:
       with timer('old_log_prob'):
-        scores['old_logprobs'] = self.logprobs(state, packed, base)
+        score = functools.partial(self.logprobs, state, base=base)
+        scores['old_logprobs'] = (score(packed) if 'old_logprobs' in needs
+                                  else packed.scored_later(score))
     if 'ref_logprobs' in needs:
       with timer('ref'):
         scores['ref_logprobs'] = self._per_token(
@@ -208,7 +208,7 @@ class Learner:
       timer: Timer of 'adv', and of 'update_actor', which includes the critic's
         update.
     """
-    batch, per_step, old = packed.batch, [], []
+    batch, per_step, old_per_step = packed.batch, [], []
     with timer('adv'):
       advantages = self._advantages(batch)
       trained = self._trained(batch, advantages)
@@ -216,13 +216,12 @@ class Learner:
         packed = self.pack(batch, trained)
     with timer('update_actor'):
       for minibatch in packed.minibatches:
-        state, metrics, old_logprobs = self._step(
+        state, metrics, old = self._step(
             state, base, minibatch.with_advantages(advantages),
             self._denominators(batch, advantages, minibatch.members))
         per_step.append(metrics)
-        old.append(old_logprobs)
-    if batch.old_logprobs is None:
-      batch = dataclasses.replace(batch, old_logprobs=packed.from_rows(old))
+        old_per_step.append(old)
+    batch = packed.with_old(batch, old_per_step)
     metrics = (step_metrics.means(per_step)
                | diagnostics.describe(batch, advantages, packed.trained)
                | diagnostics.mismatch(batch, packed.trained))
@@ -291,8 +290,8 @@ class Learner:
     """Makes one optimiser step on a mini-batch.
 
     Returns:
-      The new state, the step's metrics as numbers, and the log-probs before
-      the step of the packed tokens, or None if the mini-batch had them.
+      The new state, the step's metrics as numbers, and `old_logprobs` of the
+      packed tokens.
     """
     train_policy = 'critic' not in state or (
         int(state['critic'].updates) >= self.critic_warmup)

@@ -9,7 +9,7 @@ micro-batches of R rows of L tokens. A row has at most S trajectories. Scores
 and advantages are computed later and moved into the same rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -95,6 +95,28 @@ class PackedBatch:
     for minibatch, numbers in zip(self.minibatches, per_token, strict=True):
       minibatch.from_rows(numbers, result)
     return result
+
+  def scored_later(self, score: Callable[['PackedBatch'], np.ndarray]
+                  ) -> np.ndarray:
+    """Returns `score` of the later mini-batches, [B T], and NaN for the first.
+
+    `score` maps packed mini-batches to one number per token of the batch, as
+    `from_rows` does. The first optimiser step computes what is NaN itself.
+    """
+    result = score(PackedBatch(self.batch, self.minibatches[1:], self.trained))
+    for first in self.minibatches[:1]:
+      result[first.members] = np.nan
+    return result
+
+  def with_old(self, batch: Batch, per_token: Sequence[jax.Array]) -> Batch:
+    """Returns a batch with `old_logprobs` where it has none, or NaN.
+
+    `per_token` has those of each mini-batch's packed rows, [M R L].
+    """
+    old = self.from_rows(per_token)
+    if batch.old_logprobs is not None:
+      old = np.where(np.isnan(batch.old_logprobs), old, batch.old_logprobs)
+    return dataclasses.replace(batch, old_logprobs=old)
 
   def with_scores(self, scores: Mapping[str, Any]) -> 'PackedBatch':
     """Returns a copy with further fields in the batch and in the packed rows.

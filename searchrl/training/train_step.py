@@ -179,9 +179,9 @@ class TrainStep:
     metrics, old). `frozen` has the base params of adapters. `rows` has M
     micro-batches of R packed rows, of which the first `count` have tokens. The
     state is donated. `train_policy` is static; if False, only the critic is
-    trained. Some metrics are Means over the rows. For rows without
-    `old_logprobs`, the step uses the log-probs of the policy before this step
-    and returns them as `old`, [M R L]. Otherwise `old` is None.
+    trained. Some metrics are Means over the rows. `old`, [M R L], has the
+    `old_logprobs` of the rows. Where they are NaN, or rows have none, they are
+    the log-probs of the policy before this step.
     """
     replicated = meshes.sharding(self.mesh, ())
     return dispatch.Ordered(jax.jit(
@@ -392,11 +392,11 @@ class TrainStep:
     values = None
     if 'critic' in params:
       values = self._values(params['critic'], layout, tokens)
-    old = per_token[0] if micro.batch.old_logprobs is None else None
     output = algorithms.PolicyOutput(
         *packing.unpack((*per_token, values), layout, self.length))
+    micro = dataclasses.replace(micro, batch=_with_old(
+        micro.batch, jax.lax.stop_gradient(per_token[0])))
     batch, advantages = self._unpack(micro)
-    batch = _with_old(batch, jax.lax.stop_gradient(output.logprobs))
     terms, metrics = self.algorithm.loss(output, batch, advantages)
     if load is not None:
       balance = _of_experts(load)
@@ -404,7 +404,8 @@ class TrainStep:
       terms = terms | {'experts': (
           self.forward_options.router_aux_loss_coef,
           balance['actor/experts_balance'])}
-    return algorithms.total(terms, counts), (metrics, old)
+    return algorithms.total(terms, counts), (
+        metrics, micro.batch.old_logprobs)
 
   def _unpack(self, micro: Rows) -> tuple[Batch, Any]:
     """Returns the batch and the advantages with one document per row."""
@@ -442,7 +443,8 @@ def _of_experts(load: experts.Load) -> algorithms.Metrics:
 
 
 def _with_old(batch: Batch, old: Array) -> Batch:
-  """Returns the batch, with `old` as its `old_logprobs` if it has none."""
-  if batch.old_logprobs is None:
-    batch = dataclasses.replace(batch, old_logprobs=old)
-  return batch
+  """Returns the batch with `old` as its `old_logprobs` where it has none."""
+  given = batch.old_logprobs
+  if given is not None:
+    old = jnp.where(jnp.isnan(given), old, given)
+  return dataclasses.replace(batch, old_logprobs=old)
