@@ -124,7 +124,7 @@ def _converses(config: ml_collections.ConfigDict) -> None:
   """Gives a config the conversation that all phases share."""
   config.dialogue = 'searchrl.agent.chat:brief'
   config.search.update(engine='bm25', corpus=f'{_DATA}/corpus.jsonl')
-  config.search.options = {}
+  config.search.options = dict(index=_DATA)  # its BM25 index
   config.rollout.max_length = 512
   config.rollout.budgets.update(
       max_turns=5, max_new_tokens=48, max_prompt_tokens=96, top_k=1,
@@ -145,6 +145,8 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   config.optimizer.update(learning_rate=2e-5, warmup_steps=2)
   config.train.update(num_steps=30, checkpoint_every=5, max_rollouts=0)
   config.evaluate.every = 0
+  if 'search' in ARMS[arm]:
+    config.search.options = {}  # those above are BM25's
   config.update(ARMS[arm])
   return config
 

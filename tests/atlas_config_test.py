@@ -15,8 +15,8 @@ DIFFERENCES = {  # arm -> fields of its phase that are not those of grpo
                   'rollout.budgets.max_turns': 1},
     'unmasked': {'algorithm.mask_observations': False},
     'format': {'reward': 'searchrl.agent.rewards:format_em'},
-    'random': {'search.engine': 'noise'},
-    'dense': {'search.engine': 'dense'}}
+    'random': {'search.engine': 'noise', 'search.options': {}},
+    'dense': {'search.engine': 'dense', 'search.options': {}}}
 
 
 def flat(values, prefix=''):

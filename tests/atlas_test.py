@@ -18,6 +18,7 @@ from searchrl.data import questions as questions_lib
 from searchrl.jobs import atlas_data
 from searchrl.search import corpus as corpora
 from searchrl.search.index import bm25
+from searchrl.search.index import bm25_files
 from searchrl.texts import normalise
 from searchrl.trajectory import Passage, Query, Question
 from searchrl.world import atlas_facts
@@ -151,6 +152,15 @@ def test_no_search_before_the_last_shows_an_answer(folder):
       passages, = engine([Query(query, 3, Question('', query, ()))])
       assert not any(has(f'{p.title} {p.text}', gold) for p in passages
                      for gold in row['golden_answers'])
+
+
+@needs_packages
+def test_the_index_on_disk_ranks_as_one_that_is_built_now(folder):
+  corpus = corpora.read(folder / 'corpus.jsonl')
+  queries = [Query(row['question'], 3, Question('', row['question'], ()))
+             for row in rows(folder, 'test')]
+  now, opened = bm25.bm25(corpus), bm25_files.indexed(corpus, folder)
+  assert len(queries) > 10 and opened(queries) == now(queries)
 
 
 @needs_packages

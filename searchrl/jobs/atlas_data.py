@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the atlas: a corpus of real facts, questions, and their licences.
+"""Writes the atlas: a corpus of real facts, its index, questions and licences.
 
 The atlas is a data set about countries, cities and other places. See
 configs/atlas_data.py and docs/atlas.md.
@@ -24,7 +24,7 @@ from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import corpus as corpora
-from searchrl.search.index import bm25
+from searchrl.search.index import bm25_files
 from searchrl.trajectory import Passage, Query, Question
 from searchrl.world import atlas_facts
 from searchrl.world import atlas_passages
@@ -66,7 +66,10 @@ def run(config, workdir: str) -> None:
 
 
 def is_whole(folder: pathlib.Path) -> bool:
-  """Returns whether all files exist with their recorded digests."""
+  """Returns whether all files exist with their recorded digests.
+
+  Of the index, this is its manifest; searches check the files that it names.
+  """
   try:
     digests = json.loads((folder / _DIGESTS).read_text())
     return all(_digest(folder / name) == digest
@@ -86,7 +89,9 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
   processes.say(f'Writing {len(passages):,} passages and the questions.',
                 sys.stdout)
   test_keys = atlas_questions.split(atlas, options['test_share'], seed)
-  engine = bm25.bm25(corpora.Corpus(tuple(passages)))
+  corpus = corpora.Corpus(tuple(passages))
+  bm25_files.build(corpus.texts, folder / 'bm25', corpus=corpus.digest)
+  engine = bm25_files.indexed(corpus, folder)
 
   @functools.cache
   def search(query: str) -> Sequence[Passage]:
@@ -119,7 +124,8 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
   (folder / 'LICENCES').mkdir(exist_ok=True)
   readme = folder / 'LICENCES' / 'README.md'
   _write_text(readme, _readme(atlas, passages, files, digests))
-  digests['LICENCES/README.md'] = _digest(readme)
+  digests |= {name: _digest(folder / name)
+              for name in ('LICENCES/README.md', 'bm25/manifest.json')}
   _write_text(folder / _DIGESTS, json.dumps(
       {'packages': _versions(), 'files': digests}, indent=2) + '\n')
   processes.say(f'{folder}: {len(passages):,} passages, {len(train):,} '
