@@ -143,6 +143,9 @@ class HttpServer:
     """Starts to answer, and raises the limit of open files.
 
     The limit is the highest that the system permits.
+
+    Raises:
+      RuntimeError: The thread that answers has ended.
     """
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):

@@ -102,7 +102,7 @@ def alarms(judged: Sequence[Trajectory], *, unique: float, gate: float,
   """Returns warnings that the proposer has collapsed, one sentence each.
 
   There is also a warning if the solver's attempts give no proposal a difficulty
-  above 0.
+  above 0. If no trajectory has a reward, there is one warning that says so.
 
   Args:
     judged: Trajectories that `proposals.judge` has judged.

@@ -129,7 +129,11 @@ def _available(backend: str) -> str:
 
 def _sorted(backend: str, graph: Mapping[str, int]
            ) -> tuple[tuple[str, int], ...]:
-  """Returns the options of HNSW's graph, sorted by name; else ()."""
+  """Returns the options of HNSW's graph, sorted by name; else ().
+
+  Raises:
+    TypeError: There is an option that the backend does not have.
+  """
   legal = _GRAPH if backend == 'hnsw' else ()
   if unknown := sorted({*graph} - {*legal}):
     raise TypeError(

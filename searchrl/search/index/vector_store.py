@@ -242,7 +242,7 @@ class Writer:
 
     Raises:
       ValueError: The shape is not that of the shard, a value is not finite, or
-        it is too large for the type on disk.
+        it is too large for float16 on disk.
     """
     start, stop = self.recipe.span(shard)
     rows = checked(rows, start)
