@@ -331,10 +331,10 @@ def test_a_planted_divergence_is_caught_at_its_call():
     assert re.search(r'call in common: update\(2, True, .*int32\[2,4,24\]',
                      message)
   for message in messages['score']:
-    # After the log-probs of two mini-batches by two policies.
-    assert 'differ at call 4.' in message
+    # After the log-probs of a mini-batch by the policy, and of two by another.
+    assert 'differ at call 3.' in message
     assert 'process 0: update(' in message
-    assert 'process 1: logprobs(2, int32[2,4,24])' in message
+    assert 'process 1: logprobs(1, int32[2,4,24])' in message
     assert 'Last call in common: logprobs(1, int32[2,4,24])' in message
 
 
