@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import json
 import pathlib
+import shutil
 import sys
 import warnings
 
@@ -218,6 +219,14 @@ def test_the_same_command_repairs_files_and_leaves_whole_ones(
   (tmp_path / 'train.jsonl').write_text('damaged')
   run(tmp_path)
   assert (tmp_path / 'train.jsonl').read_bytes() == whole
+  digests = tmp_path / 'digests.json'
+  without = json.loads(digests.read_text())
+  del without['files']['bm25/manifest.json']  # of a version without the index
+  digests.write_text(json.dumps(without))
+  shutil.rmtree(tmp_path / 'bm25')
+  run(tmp_path)
+  assert len(bm25_files.load(
+      tmp_path / 'bm25', corpora.read(tmp_path / 'corpus.jsonl')).terms) > 100
   monkeypatch.setattr(atlas_data, 'write', None)  # calling it would fail
   run(tmp_path)
   assert 'CC BY 4.0' in (tmp_path / 'LICENCES' / 'README.md').read_text()

@@ -117,7 +117,7 @@ def test_processes_that_replay_experts_end_as_one_process(
     folder, tmp_path, ways, sampling):
   """The same bits, if sums over CPU devices have one order.
 
-  They have not if experts are split, or if their balance is part of the loss.
+  Split experts, and a loss with their balance, are summed in another order.
   """
   flags = (
       '--config=configs/grpo.py:smoke', f'--config.model.path={folder}',

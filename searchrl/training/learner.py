@@ -80,7 +80,8 @@ class Learner:
 
   @property
   def scores_old(self) -> bool:
-    """True if `score` computes `old_logprobs`: all, or the later steps'."""
+    """True if `score` computes `old_logprobs`, or those of later mini-batches.
+    """
     return (self.minibatches > 1
             or 'old_logprobs' in self.train_step.algorithm.needs)
 
