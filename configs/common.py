@@ -216,6 +216,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # also chooses microbatch_rows if it is 0.
       remat=field('', one_of=REMAT),
       dtype=field('float32', one_of=DTYPES),  # dtype of activations
+      # True: AdamW's moments are in the hosts' memory between updates.
+      offload_optimizer=False,
       # Coefficient of the loss that balances experts.
       router_aux_loss_coef=field(0.0, at_least=0),
       # True: the policy uses the experts that the sampler chose (R3).

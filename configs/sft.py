@@ -119,6 +119,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Activations to save; '': all; auto: by memory.
       remat=field('', one_of=REMAT),
       dtype=field('float32', one_of=DTYPES),  # dtype of activations
+      # True: AdamW's moments are in the hosts' memory between updates.
+      offload_optimizer=False,
   )
   config.mesh = mesh()
   config.plan = plan()

@@ -159,14 +159,30 @@ def test_a_program_that_the_compiler_refuses_needs_what_it_says(message, size):
     raise jax.errors.JaxRuntimeError(message)
 
   step = types.SimpleNamespace(update=types.SimpleNamespace(
-      lower=lambda *_: types.SimpleNamespace(compile=compile_)))
+      lower=lambda *_: types.SimpleNamespace(compile=compile_)),
+                               offload_optimizer=False)
   learner = types.SimpleNamespace(
-      train_step=step, abstract_update=lambda rows: ())
+      train_step=step, abstract_update=lambda rows: ((),) * 6)
   if size:
     assert update_memory.compiled(learner, 8) == size * 2**30
   else:
     with pytest.raises(jax.errors.JaxRuntimeError, match='5.39GiB'):
       update_memory.compiled(learner, 8)
+
+
+def test_moments_of_the_hosts_take_no_room_of_devices(tmp_path):
+  usual = dict(plan=dict(devices='h100-8'), mesh=dict(data=1, fsdp=8))
+  here, there = (
+      memory_plan.make(config(tmp_path, QWEN_3B, **usual, **changes))
+      for changes in ({}, dict(learner=dict(offload_optimizer=True))))
+  moments = here.holds['policy: moments']
+  assert here.update.on_host == 0
+  assert there.update.on_host == moments
+  # Two moments of four bytes on eight devices; norms are on each of them.
+  assert moments == pytest.approx(2 * 4 / 8 * here.parameters, rel=1e-3)
+  assert sum(here.holds.values()) - sum(there.holds.values()) == moments
+  assert f'{moments / 2**30:.2f} GiB for each device' in plan.describe(
+      there)
 
 
 def test_half_a_moment_and_adapters_take_less(tmp_path):
@@ -608,13 +624,18 @@ def test_replayed_experts_are_counted():
 
 
 REMAT, LONG = 'learner.remat', 'rollout.max_length'
+OFFLOAD = 'learner.offload_optimizer'
 SEQUENCE, EXPERT, FSDP = 'mesh.sequence', 'mesh.expert', 'mesh.fsdp'
 # (recipe, devices, changes): most GiB per device of an update by the compiler.
 COMPILED = {
     ('grpo:qwen2.5-3b', 'h200-8', ()): 4.41,
     ('grpo:qwen2.5-3b', 'h200-8', ((REMAT, 'dots'),)): 11.7,
     ('grpo:qwen2.5-3b', 'h200-8', ((REMAT, ''),)): 17.8,
-    ('ppo:qwen2.5-3b', 'h200-8', ()): 8.25,
+    ('ppo:qwen2.5-3b', 'h200-8', ()): 6.25,
+    ('ppo:qwen2.5-7b', 'h200-8', ()): 14.0,
+    ('ppo:qwen2.5-7b', 'h200-8', ((OFFLOAD, True),)): 9.7,
+    ('ppo:qwen2.5-3b', 'v6e-8', ()): 9.15,
+    ('ppo:qwen2.5-7b', 'v6e-8', ((OFFLOAD, True),)): 16.9,
     ('grpo:qwen2.5-7b', 'h200-8', ()): 9.79,
     ('grpo:qwen2.5-14b', 'h200-8', ()): 18.7,
     ('grpo:qwen2.5-14b', 'h200-8', ((LONG, 32_768),)): 37.1,

@@ -20,7 +20,7 @@ from searchrl.runtime import mesh as mesh_lib
 from searchrl.runtime import metrics
 from searchrl.runtime import signals
 from searchrl.training import supervised
-from searchrl.training.train_step import TrainState
+from searchrl.training.train_state import TrainState
 
 DEVICES = 8
 

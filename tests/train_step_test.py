@@ -33,7 +33,7 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 from searchrl.training import optimizer
-from searchrl.training.train_step import TrainState
+from searchrl.training.train_state import TrainState
 from searchrl.trajectory import Batch
 
 DEVICES = 8

@@ -94,6 +94,7 @@ from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import workdir
 from searchrl.search.index import exact_device
+from searchrl.training import update_memory
 from searchrl import trajectory
 
 CHIPS = ('v5e', 'v5p', 'v6e', 'a100', 'h100', 'h200', 'b200')
@@ -197,6 +198,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
                       help='ways of the positions of rows, of a learner')
   parser.add_argument('--remat', default='nothing', help='of a learner')
   parser.add_argument('--row-length', type=int, default=4096)
+  parser.add_argument('--offload-optimizer', action='store_true',
+                      help='of a learner')
   parser.add_argument('--flags', default='', help='of XLA: name=value,...')
   parser.add_argument('--json', default='', help='a file to append records to')
   parser.add_argument('--keep', default='', help='a folder for the texts')
@@ -217,6 +220,7 @@ def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
   for config in configs.values():
     config.rollout.max_length = options.row_length
     config.learner.remat = options.remat
+    config.learner.offload_optimizer = options.offload_optimizer
   ways = options.fsdp * options.expert * options.sequence
   mesh = mesh_of(options.chip, options.fsdp, options.chips // ways,
                  options.expert, options.sequence)
@@ -487,7 +491,8 @@ def learner(name: str, config, mesh, shape) -> Program:
   if name.endswith('update'):
     networks = len(state)  # a critic is as large as the policy
     return Program(
-        ((made.train_step.update, arguments, {}),), flops=networks * flops,
+        tuple((*call, {}) for call in update_memory.programs(
+            made, memory_plan.rows_of(config))), flops=networks * flops,
         needed=2 * networks * once + 2 * meshes.bytes_of(state) / micros,
         must_send=networks * (3 * gathered + 2 * summed), **common)
   score = made.train_step.logprobs
@@ -544,10 +549,13 @@ def measured(program: Program, label: str, flags: str = '', keep: str = ''
   flags = dict(x.split('=') for x in flags.split(',') if x)
   total, exchanges = {}, []
   for number, (function, args, kwargs) in enumerate(program.calls):
-    began = time.process_time()
+    began, started = time.process_time(), time.time()
     compiled = function.lower(*args, **kwargs).compile(
         compiler_options=flags or None)
     secs = time.process_time() - began
+    if len(program.calls) > 1:
+      print(f'{label}, program {number + 1} of {len(program.calls)}: '
+            f'{time.time() - started:.0f} s, {secs:.0f} CPU s')
     text = compiled.as_text()
     if keep:
       pathlib.Path(keep).mkdir(parents=True, exist_ok=True)

@@ -349,20 +349,21 @@ def _update(config, shape, mesh, kind) -> Update:
         mesh, transformer.abstract(shape, dtype),
         transformer.logical_axes(shape))})
   learner, name = learner_of(config, shape, mesh, kind)
-  holds = _holds(config, shape, learner, mesh)
+  platform = _platform(mesh, kind)
+  on_host = learner.train_step.offload_optimizer and platform != 'cpu'
+  holds, rows = _holds(config, shape, learner, mesh, on_host), rows_of(config)
   compiled = isinstance(mesh, jax.sharding.Mesh) and config.plan.compile
   if compiled:
-    size = update_memory.compiled(learner, rows_of(config))
+    size = update_memory.compiled(learner, rows)
   else:
-    size = update_memory.estimated(
-        learner, name, rows_of(config),
-        on_tpu=_platform(mesh, kind) == 'tpu')
-  # A copy of the state, and buffers of as many bytes that are compressed.
-  saving = 0 if 'rollout' not in config or (
-      _platform(mesh, kind) != 'cpu') else 2 * meshes.bytes_of(
-          learner.train_step.abstract_state())
-  return Update(holds, size, update_memory.workspace(learner, name), compiled,
-                saving)
+    size = update_memory.estimated(learner, name, rows, platform == 'tpu')
+  state = learner.train_step.abstract_state()
+  # A checkpoint is a copy, and buffers of as many bytes that are compressed.
+  copies = 2 * ('rollout' in config and platform == 'cpu')
+  return Update(
+      holds, size, update_memory.workspace(learner, name), compiled,
+      copies * meshes.bytes_of(state),
+      on_host * meshes.bytes_of([x.opt_state for x in state.values()]))
 
 
 def _platform(mesh, kind) -> str:
@@ -388,14 +389,15 @@ def learner_of(config, shape, mesh, kind) -> tuple[learners.Learner, str]:
       config, build.algorithm(config), shape, mesh, options), name
 
 
-def _holds(config, shape, learner, mesh) -> dict[str, float]:
+def _holds(config, shape, learner, mesh, on_host: bool) -> dict[str, float]:
   """Returns the bytes of the learner's arrays, for each kind of content."""
   state = learner.train_step.abstract_state()
   holds = {}
   for network, trained in state.items():
     holds[f'{network}: trained parameters, float32'] = meshes.bytes_of(
         trained.params)
-    holds[f'{network}: moments'] = meshes.bytes_of(trained.opt_state)
+    if not on_host:
+      holds[f'{network}: moments'] = meshes.bytes_of(trained.opt_state)
   if learner.needs_base:
     holds[f'reference policy, {config.model.dtype}'] = rollout_memory.bytes_on(
         mesh, transformer.abstract(shape, config.model.dtype),

@@ -22,6 +22,8 @@ class Update(NamedTuple):
   compiled: bool = False  # whether `bytes` is from the compiler or an estimate
   # Bytes while a checkpoint is written beside the next rollouts, on a CPU host.
   saving: float = 0
+  # Bytes of moments in the hosts' memory, for each device.
+  on_host: float = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ from searchrl.runtime.devices import GIB
 _FOR_ROLLOUTS = ('more rollout.tensor, fewer rollout.max_num_seqs, '
                  "rollout.dtype='bfloat16'")
 _FOR_UPDATES = ("more mesh.fsdp, learner.remat='nothing', "
-                "learner.dtype='bfloat16', model.lora.rank")
+                "learner.dtype='bfloat16', model.lora.rank, "
+                'learner.offload_optimizer')
 
 
 def run(config, workdir: str) -> None:
@@ -43,7 +44,8 @@ def describe(plan: plan_totals.Plan) -> str:
       f'{plan.active / 1e9:.3g} billion active, ')
   return (f'{plan.parameters / 1e9:.3g} billion parameters on {plan.devices}, '
           f'{active}'
-          f'mesh {axes}\n{_describe_devices(plan)}{_describe_engines(plan)}')
+          f'mesh {axes}\n{_describe_devices(plan)}{_describe_host(plan)}'
+          f'{_describe_engines(plan)}')
 
 
 def _describe_devices(plan: plan_totals.Plan) -> str:
@@ -72,6 +74,13 @@ def _describe_devices(plan: plan_totals.Plan) -> str:
       plan.training_peak, f'These help: {_FOR_UPDATES}.') + '\n\n' + _table(
           plan, 'a device that samples holds', sampling | rollouts,
           plan.peak_with(plan.engine), f'These help: {_FOR_ROLLOUTS}.')
+
+
+def _describe_host(plan: plan_totals.Plan) -> str:
+  """Returns a sentence about moments in the hosts' memory; '' if none are."""
+  size = plan.update.on_host / GIB
+  return f"\nThe hosts' memory holds the moments: {size:.2f} GiB for each device." if (
+      size) else ''
 
 
 def _table(plan: plan_totals.Plan, title: str, sizes: dict[str, float],

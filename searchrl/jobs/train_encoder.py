@@ -26,7 +26,7 @@ from searchrl.models import weights
 from searchrl.runtime import workdir as workdirs
 from searchrl.training import optimizer as optimizers
 from searchrl.training import supervised
-from searchrl.training.train_step import TrainState
+from searchrl.training.train_state import TrainState
 
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
 _STEP = 32  # rows are padded to multiples of it, so that few shapes compile

@@ -35,8 +35,8 @@ from searchrl.training import minibatches as minibatches_lib
 from searchrl.training import optimizer as optimizers
 from searchrl.training import step_metrics
 from searchrl.training.minibatches import MiniBatch, PackedBatch
-from searchrl.training.train_step import (
-    ForwardOptions, State, TrainState, TrainStep)
+from searchrl.training.train_state import State, TrainState
+from searchrl.training.train_step import ForwardOptions, TrainStep
 from searchrl import trajectory
 from searchrl.trajectory import Batch
 
@@ -364,6 +364,7 @@ def make(
     seed: int = 0,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_warmup: int = 0,
+    offload_optimizer: bool = False,
     lockstep: Callable[..., None] = lambda *facts: None,
     **forward_options: Any,
 ) -> Learner:
@@ -378,8 +379,7 @@ def make(
     length: Number T of tokens of every row of a batch.
     minibatches: Number of optimiser steps per batch, each on consecutive rows.
     microbatch_rows: Number of packed rows per micro-batch, on all devices. The
-      default is 2, rounded up to a multiple of the number of parts into which
-      the mesh splits rows.
+      default is 2, or the next multiple of the parts of a batch in the mesh.
     pack_length: Number of tokens of a packed row. The default is T, rounded up
       to a multiple of the number of parts into which the mesh splits positions.
     max_segments: Maximum number of trajectories in a packed row.
@@ -390,9 +390,9 @@ def make(
     lora: Adapters that are trained on a frozen policy, instead of all its
       parameters. A critic is still trained as a whole.
     seed: Seed of the adapters' first values.
-    critic_optimizer: Optimiser of the critic, for an algorithm that needs
-      values.
+    critic_optimizer: Optimiser of the critic, if the algorithm needs values.
     critic_warmup: Number of the critic's updates before the policy's first.
+    offload_optimizer: Flag: moments are in the hosts' memory between updates.
     lockstep: Function that is called before each dispatch, with the name of the
       step and the arguments for which it is compiled; see
       `runtime.lockstep.LockstepCheck`.
@@ -418,7 +418,7 @@ def make(
   _check_algorithm(algorithm, minibatches, critic_optimizer)
   train_step = TrainStep(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,
-      temperature, ForwardOptions(**forward_options))
+      temperature, ForwardOptions(**forward_options), offload_optimizer)
   return Learner(train_step, critic_warmup, minibatches, microbatch_rows,
                  pack_length, max_segments, fit_segments, seed, lockstep)
 

@@ -18,8 +18,19 @@ from jaxtyping import Bool
 import numpy as np
 
 from searchrl import packing
-from searchrl.training.train_step import Rows
 from searchrl.trajectory import Batch
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """Micro-batches, with fields per token [M R L] and per document [M R S]."""
+
+  layout: packing.Layout
+  batch: Batch
+  advantages: Any = None
+  # Experts of the rollouts [M R L X], which replace the router's choices.
+  routing: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

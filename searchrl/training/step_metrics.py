@@ -1,12 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of optimiser steps, as numbers."""
+"""Metrics of experts, and metrics of optimiser steps as numbers."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from searchrl.models import experts
 from searchrl.rl.masked import Mean
 
 
@@ -26,3 +28,21 @@ def means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:
   names = dict.fromkeys(name for metrics in per_step for name in metrics)
   return {name: float(np.mean([m[name] for m in per_step if name in m]))
           for name in names}
+
+
+def of_experts(load: experts.Load) -> dict[str, Mean]:
+  """Returns metrics of how evenly tokens use the experts, by name.
+
+  They are the balance loss, the largest load divided by the mean load, and the
+  router's entropy in nats. If the rollouts' experts are replayed, there is also
+  the share of them that the router would not choose.
+  """
+  tokens = load.tokens[0]  # those of each layer
+  per_layer = load.chosen.max(-1) / jnp.maximum(load.chosen.mean(-1), 1e-9)
+  replaced = {} if load.replaced is None else {'actor/experts_replaced': Mean(
+      load.replaced.sum(), load.chosen.sum())}
+  return replaced | {f'actor/experts_{name}': Mean(mean * tokens, tokens)
+                     for name, mean in (
+      ('balance', experts.balance(load)),
+      ('max_load', per_layer.mean()),
+      ('entropy', load.entropy.mean() / jnp.maximum(tokens, 1)))}

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 import optax
 
 from searchrl.models import attention
@@ -29,57 +29,15 @@ from searchrl.models import sequence_attention
 from searchrl.models import transformer
 from searchrl import packing
 from searchrl.rl import algorithms
-from searchrl.rl.masked import Mean
 from searchrl.runtime import activations
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.training import micro_batches
+from searchrl.training import step_metrics
+from searchrl.training import train_state
+from searchrl.training.minibatches import Rows
+from searchrl.training.train_state import State, TrainState
 from searchrl.trajectory import Batch
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-  """The part of a network's state that training changes.
-
-  A checkpoint names its leaves by these fields: 'policy/params/...', and so on.
-  """
-
-  params: Any  # pytree of float32 arrays
-  opt_state: optax.OptState
-  updates: Any = None  # optimiser steps, a scalar; None: not counted
-
-  def apply_gradient(self, optimizer: optax.GradientTransformation,
-                     gradient: Any) -> tuple['TrainState', Bool[Array, '']]:
-    """Returns the state after an optimiser step, and whether it was made.
-
-    The step is skipped and the state is unchanged if the norm of the gradient
-    or of the parameters' change is not finite. The norm is not finite if an
-    entry is not, or if its square is too large.
-    """
-    changes, opt_state = optimizer.update(
-        gradient, self.opt_state, self.params)
-    new = TrainState(optax.apply_updates(self.params, changes), opt_state,
-                     jax.tree.map(lambda count: count + 1, self.updates))
-    finite = jnp.isfinite(optax.tree.norm(gradient)) & jnp.isfinite(
-        optax.tree.norm(changes))
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old),
-                        new, self), finite
-
-
-State = dict[str, TrainState]  # keys: 'policy' and, with a critic, 'critic'
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Rows:
-  """Micro-batches, with fields per token [M R L] and per document [M R S]."""
-
-  layout: packing.Layout
-  batch: Batch
-  advantages: Any = None
-  # Experts of the rollouts [M R L X], which replace the router's choices.
-  routing: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +71,8 @@ class TrainStep:
   length: int  # number T of tokens of the longest document
   temperature: float
   forward_options: ForwardOptions
+  # True: the optimisers' moments are in the host's memory between updates.
+  offload_optimizer: bool = False
 
   @property
   def axes(self) -> dict[str, Any]:
@@ -172,7 +132,7 @@ class TrainStep:
         self._values(params, layout, tokens)))
 
   @functools.cached_property
-  def update(self) -> dispatch.Ordered:
+  def update(self) -> Callable[..., tuple[State, dict[str, Any], Array]]:
     """Function that makes one optimiser step on a mini-batch.
 
     It maps (train_policy, state, frozen, rows, denominators, count) to (state,
@@ -182,12 +142,43 @@ class TrainStep:
     trained. Some metrics are Means over the rows. `old`, [M R L], has the
     `old_logprobs` of the rows. Where they are NaN, or rows have none, they are
     the log-probs of the policy before this step.
+
+    It is one program. With `offload_optimizer`, it is those of `update_parts`.
     """
+    if self.offload_optimizer:
+      return functools.partial(self._update, self.update_parts)
     replicated = meshes.sharding(self.mesh, ())
+    parts = {network: (functools.partial(self._gradient, network),
+                       functools.partial(self._apply, network))
+             for network in self.axes}
     return dispatch.Ordered(jax.jit(
-        self._update, static_argnums=0, donate_argnums=1,
+        functools.partial(self._update, parts), static_argnums=0,
+        donate_argnums=1,
         out_shardings=(self.state_shardings(), replicated, replicated)),
                             self.mesh)
+
+  @functools.cached_property
+  def update_parts(self) -> dict[str, tuple[dispatch.Ordered, dispatch.Ordered]]:
+    """Programs of an update with moments in the hosts' memory, by network.
+
+    The first computes the gradient: (alone, params, frozen, rows, denominators,
+    count) to (gradient, metrics, old). `params` are those of all networks, and
+    `alone` is static: True if no other network is trained. The second makes the
+    optimiser step: (state of the network, gradient) to (state, metrics). The
+    state is donated. Only the second program has the moments on the devices,
+    when the activations of the first are gone.
+    """
+    replicated, parts = meshes.sharding(self.mesh, ()), {}
+    for network, state in self.state_shardings().items():
+      gradient = jax.jit(
+          functools.partial(self._gradient, network), static_argnums=0,
+          out_shardings=(state.params, replicated, replicated))
+      apply = jax.jit(
+          functools.partial(self._apply, network), donate_argnums=0,
+          out_shardings=(state, replicated))
+      parts[network] = (dispatch.Ordered(gradient, self.mesh),
+                        dispatch.Ordered(apply, self.mesh))
+    return parts
 
   def sampled(self, batch: Batch) -> Array | None:
     """Returns a mask of the tokens whose log-probs are needed; None: all."""
@@ -218,21 +209,18 @@ class TrainStep:
     return jax.ShapeDtypeStruct((*rows.batch.tokens.shape, width),
                                 experts.record_dtype(options.num_experts))
 
-  def state_shardings(self) -> State:
+  def state_shardings(self, on_host: bool | None = None) -> State:
     """Returns the shardings of the state, by network.
 
-    Moments are sharded like their parameters. All else is replicated.
+    Args:
+      on_host: Flag: the moments are in the hosts' memory. The default is
+        `offload_optimizer`, as between updates.
     """
-    replicated = meshes.sharding(self.mesh, ())
-    result = {}
-    for network, axes in self.axes.items():
-      params = meshes.shardings(self.mesh, axes)
-      opt_state = optax.tree.map_params(
-          self._optimizer(network), lambda _, sharding: sharding,
-          self._shapes[network].opt_state, params,
-          transform_non_params=lambda _: replicated)
-      result[network] = TrainState(params, opt_state, updates=replicated)
-    return result
+    on_host = self.offload_optimizer if on_host is None else on_host
+    return {network: train_state.shardings(
+        self.mesh, axes, self._optimizer(network),
+        self._shapes[network].opt_state, on_host=on_host)
+            for network, axes in self.axes.items()}
 
   @functools.cached_property
   def _shapes(self) -> State:
@@ -340,22 +328,52 @@ class TrainStep:
     return dispatch.Ordered(jax.jit(
         score_all, out_shardings=meshes.sharding(self.mesh, ())), self.mesh)
 
-  def _update(self, train_policy, state, frozen, rows: Rows, denominators,
-              count):
-    params = {network: trained.params for network, trained in state.items()}
-    fixed = {} if train_policy else {'policy': params.pop('policy')}
-    (grads, metrics), old = self._gradient(
-        params, fixed, frozen, rows, denominators, count)
-    metrics, state = dict(metrics), dict(state)
-    for network, gradient in grads.items():
-      state[network], made = state[network].apply_gradient(
-          self._optimizer(network), gradient)
-      name = 'actor' if network == 'policy' else network
-      metrics[f'{name}/grad_norm'] = optax.tree.norm(gradient)
-      metrics[f'{name}/updates_left_out'] = 1 - made.astype(jnp.float32)
+  def _update(self, parts, train_policy, state, frozen, rows: Rows,
+              denominators, count):
+    """Trains the critic and then the policy, one in memory at a time."""
+    networks = [name for name in ('critic', 'policy')
+                if name in state and (train_policy or name != 'policy')]
+    metrics: dict[str, Any] = {}
+    state = dict(state)
+    for network in networks:
+      gradient_of, apply = parts[network]
+      gradient, measured, old = gradient_of(
+          len(networks) == 1, {name: x.params for name, x in state.items()},
+          frozen, rows, denominators, count)
+      state[network], applied = apply(state[network], gradient)
+      metrics |= measured | applied
     return state, metrics, old
 
-  def _gradient(self, params, fixed, frozen, rows: Rows, denominators, count):
+  def _gradient(self, network, alone, params, frozen, rows: Rows, denominators,
+                count):
+    """Returns the gradient of a network, metrics, and `old` of `update`.
+
+    What is of the other network is left out, so that it need not run, unless
+    this network is `alone` in being trained.
+    """
+    trained = {network: params[network]}
+    fixed = {name: x for name, x in params.items() if name not in trained}
+    (gradients, metrics), old = self._sum(
+        trained, fixed, frozen, rows, denominators, count)
+    if not alone:
+      is_critic = network == 'critic'
+      metrics = {name: mean for name, mean in metrics.items()
+                 if name.startswith('critic/') == is_critic}
+      old = None if is_critic else old
+    return gradients[network], metrics, old
+
+  def _apply(self, network, trained: TrainState, gradient):
+    """Returns a network's state after an optimiser step, and metrics."""
+    if self.offload_optimizer:
+      trained = jax.device_put(
+          trained, self.state_shardings(on_host=False)[network])
+    trained, made = trained.apply_gradient(self._optimizer(network), gradient)
+    name = 'actor' if network == 'policy' else network
+    return trained, {
+        f'{name}/grad_norm': optax.tree.norm(gradient),
+        f'{name}/updates_left_out': 1 - made.astype(jnp.float32)}
+
+  def _sum(self, params, fixed, frozen, rows: Rows, denominators, count):
     """Returns the gradient of the loss over all micro-batches, and metrics.
 
     A loop sums over micro-batches. Each term is divided by its denominator over
@@ -399,7 +417,7 @@ class TrainStep:
     batch, advantages = self._unpack(micro)
     terms, metrics = self.algorithm.loss(output, batch, advantages)
     if load is not None:
-      balance = _of_experts(load)
+      balance = step_metrics.of_experts(load)
       metrics = metrics | balance
       terms = terms | {'experts': (
           self.forward_options.router_aux_loss_coef,
@@ -422,24 +440,6 @@ class TrainStep:
     """
     return self.mesh.devices.flat[0].platform == 'cpu' and (
         self.mesh.shape['data'] == self.mesh.size > 1)
-
-
-def _of_experts(load: experts.Load) -> algorithms.Metrics:
-  """Returns metrics of how evenly tokens use the experts, by name.
-
-  They are the balance loss, the largest load divided by the mean load, and the
-  router's entropy in nats. If the rollouts' experts are replayed, there is also
-  the share of them that the router would not choose.
-  """
-  tokens = load.tokens[0]  # those of each layer
-  per_layer = load.chosen.max(-1) / jnp.maximum(load.chosen.mean(-1), 1e-9)
-  replaced = {} if load.replaced is None else {'actor/experts_replaced': Mean(
-      load.replaced.sum(), load.chosen.sum())}
-  return replaced | {f'actor/experts_{name}': Mean(mean * tokens, tokens)
-                     for name, mean in (
-      ('balance', experts.balance(load)),
-      ('max_load', per_layer.mean()),
-      ('entropy', load.entropy.mean() / jnp.maximum(tokens, 1)))}
 
 
 def _with_old(batch: Batch, old: Array) -> Batch:

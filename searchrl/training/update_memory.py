@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,34 +31,62 @@ _REFUSED = re.compile(
 _CHUNK = 128  # tokens per row whose logits exist at the same time
 
 
+def programs(learner: Learner, rows: int
+             ) -> list[tuple[Any, tuple[Any, ...]]]:
+  """Returns the programs of an update, each with arguments without values.
+
+  There is one, or, if the moments are in the hosts' memory, two per network:
+  that of the gradient and that of the optimiser step.
+
+  Args:
+    learner: Learner whose update is meant.
+    rows: Number of rows of a batch.
+  """
+  step, arguments = learner.train_step, learner.abstract_update(rows)
+  if not step.offload_optimizer:
+    return [(step.update, arguments)]
+  _, state, *batch = arguments
+  params = {network: trained.params for network, trained in state.items()}
+  return [call for network, (gradient, apply) in step.update_parts.items()
+          for call in ((gradient, (len(state) == 1, params, *batch)),
+                       (apply, (state[network], params[network])))]
+
+
 def compiled(learner: Learner, rows: int) -> float:
   """Returns the memory per device of a compiled update, in bytes.
 
   It is the compiler's number for temporary arrays, and the size of a packed
-  mini-batch. The update is that of batches of `rows` rows. The compiler of TPUs
-  refuses a program that needs more memory than a chip has. The result is then
-  the number in its message.
+  mini-batch. With moments in the hosts' memory there is also a gradient, and
+  the number is that of the largest program. The update is that of batches of
+  `rows` rows. The compiler of TPUs refuses a program that needs more memory
+  than a chip has. The result is then the number in its message.
   """
-  arguments = learner.abstract_update(rows)
+  calls = programs(learner, rows)
+  batch = meshes.bytes_of(calls[0][1][3])
+  gradient = _gradient(learner) if learner.train_step.offload_optimizer else 0
+  temporary = 0
   with progress.phase('Compiling the update'):
-    lowered = learner.train_step.update.lower(*arguments)
-    try:
-      memory = lowered.compile().memory_analysis()
-    except jax.errors.JaxRuntimeError as error:
-      if not (refused := _REFUSED.search(str(error))):
-        raise
-      return float(refused[1]) * GIB
-  assert memory is not None  # the compilers of CPUs, GPUs and TPUs report it
-  return memory.temp_size_in_bytes + meshes.bytes_of(arguments[3])
+    for program, arguments in calls:
+      lowered = program.lower(*arguments)
+      try:
+        memory = lowered.compile().memory_analysis()
+      except jax.errors.JaxRuntimeError as error:
+        if not (refused := _REFUSED.search(str(error))):
+          raise
+        return float(refused[1]) * GIB
+      assert memory is not None  # compilers of CPUs, GPUs and TPUs report it
+      temporary = max(temporary, memory.temp_size_in_bytes)
+  return temporary + gradient + batch
 
 
-def estimated(learner: Learner, attention: str, rows: int, *, on_tpu: bool
+def estimated(learner: Learner, attention: str, rows: int, on_tpu: bool
              ) -> float:
   """Returns an estimate of the memory per device of an update, in bytes.
 
-  It is computed from shapes, without a compiler. It counts the sum of
-  gradients, and the gradients of a micro-batch with copies in another layout.
-  It adds the activations that layers save, and the larger of a layer's backward
+  It is computed from shapes, without a compiler. Networks are trained one after
+  the other. It counts the sum of a network's gradients, and the gradients of a
+  micro-batch with copies in another layout, and for a second network another
+  one. It adds the activations that layers save, and the larger of a layer's backward
   pass and a chunk's logits. The numbers of copies are those that the compilers
   made for models from 3 to 32 billion parameters. Of the batch it counts the
   record of each token's experts, if that is replayed; all else is small.
@@ -72,8 +101,7 @@ def estimated(learner: Learner, attention: str, rows: int, *, on_tpu: bool
   networks, tensor = len(step.axes), step.mesh.shape['tensor']
   size = np.dtype(step.forward_options.dtype).itemsize
   tokens = _tokens(learner)
-  gradients = sum(meshes.bytes_of(step.abstract_state()[network].params)
-                  for network in step.axes)
+  gradient = _gradient(learner)
   width, inner = step.shape.hidden_size, sizes.inner_width(step.shape)
   queries, keys = _heads(learner)
   padded = learner.max_segments * (attention == 'cudnn_padded')
@@ -87,13 +115,22 @@ def estimated(learner: Learner, attention: str, rows: int, *, on_tpu: bool
   saved = _saved_per_token(learner)
   if not step.forward_options.remat:
     saved += padded * 2 * (queries + keys)
-  copies = 2 if step.shape.experts else 2.5
-  if on_tpu:
-    copies = 4.2
-    if step.mesh.shape['fsdp'] > 32:  # a layer's gradients are summed whole
-      layer += 2 * 4 * _layer_parameters(learner) / tensor
-  return (copies * gradients + max(layer, logits) + _replayed(learner, rows)
-          + networks * step.shape.num_hidden_layers * tokens * size * saved)
+  copies = 4.2 if on_tpu else 2 if step.shape.experts else 2.5
+  if networks > 1 and not step.offload_optimizer:
+    copies += 1.25
+  if on_tpu and step.mesh.shape['fsdp'] > 32:
+    # A layer's gradients are summed whole.
+    layer += 2 * 4 * _layer_parameters(learner) / tensor
+  total = (copies * gradient + max(layer, logits) + _replayed(learner, rows)
+           + step.shape.num_hidden_layers * tokens * size * saved)
+  # The optimiser step alone may need more, with moments that come from hosts.
+  return max(total, 4.75 * gradient * (step.offload_optimizer and on_tpu))
+
+
+def _gradient(learner: Learner) -> float:
+  """Returns the bytes per device of a network's gradient, at most."""
+  return max(meshes.bytes_of(trained.params)
+             for trained in learner.train_step.abstract_state().values())
 
 
 def _experts(learner: Learner) -> float:
