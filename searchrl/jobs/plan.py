@@ -78,9 +78,10 @@ def _describe_devices(plan: plan_totals.Plan) -> str:
 
 def _describe_host(plan: plan_totals.Plan) -> str:
   """Returns a sentence about moments in the hosts' memory; '' if none are."""
-  size = plan.update.on_host / GIB
-  return f"\nThe hosts' memory holds the moments: {size:.2f} GiB for each device." if (
-      size) else ''
+  if not plan.update.on_host:
+    return ''
+  return (f"\nThe hosts' memory holds the moments: "
+          f'{plan.update.on_host / GIB:.2f} GiB for each device.')
 
 
 def _table(plan: plan_totals.Plan, title: str, sizes: dict[str, float],

@@ -26,7 +26,7 @@ _THEIRS = {  # our fields, with a remark where the meaning differs: their names
     'algorithm.entropy_coef': 'entropy_coeff',
     'algorithm.aggregation': 'loss_agg_mode loss_type',
     'algorithm.normalize_std': 'norm_adv_by_std_in_grpo scale_rewards',
-    'learner.offload_optimizer': 'optimizer_offload offload_optimizer_device',
+    'learner.offload_optimizer': 'optimizer_offload',
     'optimizer.learning_rate': 'lr',
     'optimizer.b1': 'adam_beta1',
     'optimizer.b2': 'adam_beta2',

@@ -158,7 +158,7 @@ class TrainStep:
                             self.mesh)
 
   @functools.cached_property
-  def update_parts(self) -> dict[str, tuple[dispatch.Ordered, dispatch.Ordered]]:
+  def update_parts(self) -> dict[str, tuple[dispatch.Ordered, ...]]:
     """Programs of an update with moments in the hosts' memory, by network.
 
     The first computes the gradient: (alone, params, frozen, rows, denominators,

@@ -84,12 +84,13 @@ def estimated(learner: Learner, attention: str, rows: int, on_tpu: bool
   """Returns an estimate of the memory per device of an update, in bytes.
 
   It is computed from shapes, without a compiler. Networks are trained one after
-  the other. It counts the sum of a network's gradients, and the gradients of a
-  micro-batch with copies in another layout, and for a second network another
-  one. It adds the activations that layers save, and the larger of a layer's backward
-  pass and a chunk's logits. The numbers of copies are those that the compilers
-  made for models from 3 to 32 billion parameters. Of the batch it counts the
-  record of each token's experts, if that is replayed; all else is small.
+  the other. The estimate counts the sum of a network's gradients, and the
+  gradients of a micro-batch with copies in another layout. A second network
+  adds a further copy. The activations that layers save are added, and the
+  larger of a layer's backward pass and a chunk's logits. The numbers of copies
+  are those that the compilers made for models from 3 to 32 billion parameters.
+  Of the batch it counts the record of each token's experts, if that is
+  replayed; all else is small.
 
   Args:
     learner: Learner whose update is meant.
