@@ -165,10 +165,10 @@ class TrainStep:
     count) to (gradient, metrics, old). `params` are those of all networks, and
     `alone` is static: True if no other network is trained. The second makes the
     optimiser step: (state of the network, gradient) to (state, metrics). The
-    state is donated. Only the second program has the moments on the devices,
-    when the activations of the first are gone.
+    state is donated. Only the second program has the moments on the devices.
     """
-    replicated, parts = meshes.sharding(self.mesh, ()), {}
+    parts: dict[str, tuple[dispatch.Ordered, ...]] = {}
+    replicated = meshes.sharding(self.mesh, ())
     for network, state in self.state_shardings().items():
       gradient = jax.jit(
           functools.partial(self._gradient, network), static_argnums=0,
