@@ -49,7 +49,10 @@ def command(folder):
           "--config.tools=('search', 'clock')",
           f'--config.tool_options={options!r}',
           '--config.evaluate.worlds.kinds=()', '--config.train.loggers=()',
-          f'--workdir={folder}')
+          # Room for four turns with the server's longest answers, of 198 tokens
+          # each, so that no answer is left unread.
+          '--config.rollout.budgets.max_turns=4',
+          '--config.rollout.max_length=1024', f'--workdir={folder}')
 
 
 def turns_of(folder, step):
