@@ -230,6 +230,35 @@ def test_an_engine_with_few_rows_computes_all_alike_unless_it_is_let(wide):
     assert (tokens, logprobs) == tuple(expected[uid])  # to the last bit
 
 
+def test_a_decode_computes_the_fewest_rows_whose_bits_are_those_of_all(params):
+  engine = build(slots=40, length=160)
+  assert engine._rows == [20, 30, 40]  # to be tried
+  engine.load(params, TEMPERATURE)
+  run_decode, computed = engine._run_decode, []
+
+  def rounded_otherwise(rows):
+    slots, sampled = run_decode(rows)
+    computed.append(rows)
+    if rows == 30:
+      last = sampled['logprobs'][-1, 0]
+      sampled['logprobs'] = sampled['logprobs'].at[-1, 0].set(
+          jnp.nextafter(last, jnp.inf))
+    return slots, sampled
+
+  engine._run_decode = rounded_otherwise
+  engine.compile()
+  assert 30 not in engine._rows and engine._rows[-1] == 40
+  assert not engine._decoding and not engine._state.active.any()
+  computed.clear()
+  engine.compile()
+  assert not computed  # once is enough
+  prompt = ids(np.random.default_rng(3), 9)
+  engine.append([engines.Append(slot, prompt, 3, (0, 0, 0, slot, 0), True)
+                 for slot in range(5)])
+  engine.dispatch()
+  assert computed == [engine._rows[0]]
+
+
 def test_half_precision_gives_nearly_the_same(wide):
   inputs, sample_all, expected = wide
   few = dict(list(inputs.items())[:20])

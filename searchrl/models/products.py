@@ -11,17 +11,18 @@ import jax
 import jax.numpy as jnp
 
 _CPU = pathlib.Path('/proc/cpuinfo')  # only Linux has it
-_AMX = 'amx_bf16'  # flag of CPUs with units for products of bfloat16
+# Flags of CPUs with instructions for products of bfloat16: AMX, and AVX-512's.
+_BFLOAT16 = {'amx_bf16', 'avx512_bf16'}
 
 
 def fastest() -> str:
   """Returns the dtype in which matrix products are fastest on these devices.
 
-  It is 'bfloat16' on CPUs with AMX, units for such products. Otherwise it is
+  It is 'bfloat16' on CPUs with instructions for such products. Otherwise it is
   '', which means the dtype of the operands.
   """
   is_fast = (jax.default_backend() == 'cpu' and _CPU.is_file()
-             and _AMX in _CPU.read_text().split())
+             and not _BFLOAT16.isdisjoint(_CPU.read_text().split()))
   return 'bfloat16' if is_fast else ''
 
 

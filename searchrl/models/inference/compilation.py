@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the programs of an inference engine: jitted functions, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
 import jax
+import numpy as np
 
 Programs = dict[str, Callable[..., Any]]
 
@@ -52,3 +53,26 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
     for program in compiling:
       program.result()
   return shapes
+
+
+def rounding_alike(trial: Callable[[int], Any], rows: Sequence[int]
+                  ) -> list[int]:
+  """Returns the numbers of rows with which a decode's results have equal bits.
+
+  On CPUs, XLA may multiply few rows by another method, which adds in another
+  order.
+
+  Args:
+    trial: Function from a number of rows n to a tree of arrays [n ...], which
+      are what a decode of the first n slots samples.
+    rows: Numbers of rows, in increasing order. The last one is returned in any
+      case; the results of the others must begin as its results do.
+  """
+  *fewer, most = rows
+  if not fewer:
+    return [most]
+  expected = jax.tree.leaves(trial(most))
+  is_alike = lambda n: all(
+      np.array_equal(x, y[:n])
+      for x, y in zip(jax.tree.leaves(trial(n)), expected, strict=True))
+  return [*filter(is_alike, fewer), most]

@@ -16,7 +16,6 @@ first rollout, and returns sampled tokens with their log-probs.
 import collections
 from collections.abc import Callable, Sequence
 import contextlib
-import dataclasses
 import functools
 from typing import Any
 
@@ -29,25 +28,19 @@ from searchrl.models.inference import kv_cache
 from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.models.inference import slots as programs
-from searchrl.models.inference.slot_state import Append, row_ids  # noqa: F401
+from searchrl.models.inference.slot_state import (
+    Append, Stopped, row_ids)  # noqa: F401
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
 # Number of rows from which XLA's matrix products on CPUs all round alike.
 ONE_KIND = 64
+# Fewest rows for which a decode on CPUs has a program of its own.
+_FEWEST = 16
 # Shares of the slots, in eighths, that a decode may compute. It computes most
 # slots while some wait for searches, and few at the end of a rollout.
-_EIGHTHS = (1, 2, 4, 5, 6, 7, 8)
+_EIGHTHS = (1, 2, 4, 6, 8)
 _NONE = 2**30  # out-of-range number for "no slot" and "no page"
-
-
-@dataclasses.dataclass(frozen=True)
-class Stopped:
-  """A turn of the policy that a slot has sampled to its end."""
-
-  slot: int
-  tokens: tuple[int, ...]  # sampled, with the token that ended the turn
-  logprobs: tuple[float, ...]  # in nats, at the sampling temperature
 
 
 class Engine:
@@ -137,9 +130,12 @@ class Engine:
     self._state: programs.State | None = self._empty()
     self.records = self._state.routing is not None
     any_rows = layout.any_rows and copies == 1
-    # A decode may compute fewer rows if the products still round alike.
+    # A decode may compute fewer rows if the products still round alike, which
+    # `compile` tries on CPUs.
+    self._is_tried = not self._on_cpu
+    fewest = _FEWEST if self._on_cpu and not few_rows else ONE_KIND
     self._rows = [slots * n // 8 for n in _EIGHTHS
-                  if slots * n // 8 >= ONE_KIND and any_rows] or [slots]
+                  if slots * n // 8 >= fewest and any_rows] or [slots]
     self._few_rows = [n for n in few_rows if n < self._rows[0] and any_rows]
     self._needed: set[tuple[Any, ...]] = set()  # shapes needed so far
     self._forget()
@@ -233,6 +229,9 @@ class Engine:
           run(self._programs), run(self._programs)
         else:
           self._shapes |= compilation.compile_together(self._programs, run)
+    if not self._is_tried and not self._few_rows:
+      self._is_tried = True
+      self._rows = compilation.rounding_alike(self._trial, self._rows)
     return compilation.count(self._programs) if self._shapes is None else (
         len(self._shapes))
 
@@ -255,6 +254,16 @@ class Engine:
     if self._draws is not None:
       self._draws[0] = sampling.Draw()
     self._programs = own
+
+  def _trial(self, rows: int) -> Any:
+    """Returns what a decode of the first slots samples; all must be empty."""
+    self._begin([(i, i % len(self._stops.hit[0]), 1, 2, (i, 0, 0, 0, 0))
+                 for i in range(rows)])
+    self._decoding = set(range(rows))
+    sampled = jax.device_get(self._run_decode(rows)[1])
+    self._release(range(rows))
+    self._decoding.clear()
+    return {name: sampled[name] for name in ('tokens', 'logprobs', 'count')}
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
     """Returns for each append, in order, whether there is room for it now.
@@ -288,10 +297,7 @@ class Engine:
   def _prefill(self, queues) -> None:
     """Prefills tiles, earliest first, in few calls of the compiled shapes."""
     while left := max(map(len, queues)):
-      below = [n for n in self._tiles if n <= left]
-      above = [n for n in self._tiles if n >= left]
-      count = (above[0] if above and (not below or 2 * left >= above[0])
-               else below[-1])
+      count = slot_state.tiles_of_call(left, self._tiles)
       self._append_tiles([queue[:count] for queue in queues], count)
       queues = [queue[count:] for queue in queues]
 
@@ -339,14 +345,9 @@ class Engine:
 
   def _begin(self, turns) -> None:
     """Starts turns (slot, last token, tokens held, budget, row ids)."""
-    slot = np.full(self.slots, self.slots, np.int32)
-    last, position, budget = np.zeros((3, self.slots), np.int32)
-    ids = np.zeros((self.slots, 5), np.uint32)
-    for row, turn in enumerate(turns):
-      slot[row], last[row], position[row], budget[row], ids[row] = turn
     self._state = self._programs['begin'](
-        state=self._state, slot=slot, last=last, position=position,
-        budget=budget, ids=ids, root=self._root)
+        state=self._state, root=self._root,
+        **slot_state.padded_turns(turns, self.slots))
 
   def _release(self, which: Sequence[int]) -> None:
     slot = np.full(self.slots, self.slots, np.int32)

@@ -51,6 +51,15 @@ class Append:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stopped:
+  """A turn of the policy that a slot has sampled to its end."""
+
+  slot: int
+  tokens: tuple[int, ...]  # sampled, with the token that ended the turn
+  logprobs: tuple[float, ...]  # in nats, at the sampling temperature
+
+
+@dataclasses.dataclass(frozen=True)
 class Work:
   """Work that the devices must do to add some tokens to slots, in this order.
 
@@ -63,6 +72,37 @@ class Work:
   blocks: int  # number of blocks that each move copies
   turns: list[tuple]  # (global slot, last token, tokens held, budget, row ids)
   copied_tokens: int
+
+
+def tiles_of_call(left: int, counts: Sequence[int]) -> int:
+  """Returns the number of tiles that the next call has room for.
+
+  It is the smallest one that holds all tiles, unless that would be padded by
+  more than half.
+
+  Args:
+    left: Number of tiles that are left, at least 1.
+    counts: Numbers of tiles for which there is a program, in increasing order.
+  """
+  below = [n for n in counts if n <= left]
+  above = [n for n in counts if n >= left]
+  return (above[0] if above and (not below or 2 * left >= above[0])
+          else below[-1])
+
+
+def padded_turns(turns: Sequence[tuple], slots: int) -> dict[str, np.ndarray]:
+  """Returns the arguments of `slots.begin` by name, padded to all slots.
+
+  Args:
+    turns: Turns to start, as in `Work`.
+    slots: Number of slots, which stands for no slot.
+  """
+  slot = np.full(slots, slots, np.int32)
+  last, position, budget = np.zeros((3, slots), np.int32)
+  ids = np.zeros((slots, 5), np.uint32)
+  for row, turn in enumerate(turns):
+    slot[row], last[row], position[row], budget[row], ids[row] = turn
+  return dict(slot=slot, last=last, position=position, budget=budget, ids=ids)
 
 
 class Contents:
