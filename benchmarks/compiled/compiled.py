@@ -553,9 +553,9 @@ def measured(program: Program, label: str, flags: str = '', keep: str = ''
     compiled = function.lower(*args, **kwargs).compile(
         compiler_options=flags or None)
     secs = time.process_time() - began
-    if len(program.calls) > 1:
-      print(f'{label}, program {number + 1} of {len(program.calls)}: '
-            f'{time.time() - started:.0f} s, {secs:.0f} CPU s')
+    print(f'{label}, program {number + 1} of {len(program.calls)}, compiled '
+          f'in {time.time() - started:.0f} s, {secs:.0f} CPU s',
+          file=sys.stderr)
     text = compiled.as_text()
     if keep:
       pathlib.Path(keep).mkdir(parents=True, exist_ok=True)
