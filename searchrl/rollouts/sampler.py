@@ -148,9 +148,10 @@ class Sampler:
     if requests:
       with progress.phase('Compiling the programs that sample'):
         self.engine.compile()
+      host_memory.give_back()  # the compiler's
     rollouts = _with_retries(sample, requests, search, search_retries, enough)
     self.engine.unload()
-    host_memory.give_back()  # on CPUs, an update needs the room of the cache
+    host_memory.give_back()  # the cache's: an update on CPUs needs the room
     if not self.together:
       finish()
       return _of_all_processes(rollouts)

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent import futures
+import os
 from typing import Any
 
 import jax
@@ -22,8 +23,9 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
                     ) -> set[Any]:
   """Compiles programs at the same time, in threads, without running them.
 
-  XLA needs no lock of Python, so that all cores compile. A later call with the
-  same shapes and shardings finds the compiled program.
+  XLA needs no lock of Python, so that all cores compile; more threads would only
+  need more memory. A later call with the same shapes and shardings finds the
+  compiled program.
 
   Args:
     programs: Jitted programs of `slots`, by name.
@@ -35,7 +37,7 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
     A set with the name and the argument shapes of each compiled program.
   """
   shapes = set()
-  with futures.ThreadPoolExecutor() as pool:
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     compiling = []
 
     def stand_in(name: str) -> Callable[..., Any]:
