@@ -141,7 +141,7 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   config.data.update(train=f'{_DATA}/train.jsonl',
                      mix=((0, (0, 2, 1)), (10, (1, 2, 1))))
   _evaluates(config)
-  config.rollout.update(questions_per_step=8, group_size=12, max_num_seqs=96)
+  config.rollout.update(questions_per_step=8, group_size=12, max_num_seqs=48)
   config.optimizer.update(learning_rate=2e-5, warmup_steps=2)
   config.train.update(num_steps=30, checkpoint_every=5, max_rollouts=0)
   config.evaluate.every = 0
@@ -163,7 +163,7 @@ def _methods() -> ml_collections.ConfigDict:
   config = evaluate.get_config()
   _converses(config)
   _evaluates(config)
-  config.rollout.max_num_seqs = 96
+  config.rollout.max_num_seqs = 48
   config.model.matmul_dtype = 'auto'
   config.evaluate.update(
       prompts='plain', order=('direct', 'rag'),

@@ -60,6 +60,7 @@ NEVER = {  # part -> what must not be named in it
        if room not in (*WINGS, 'training', 'main')},
 }
 EXEMPT = {  # file: what it may name all the same
+    'models/inference/compilation.py': ('os',),  # the number of cores
     'search/index/exact_device.py': ('jax',),
     'runtime/config_fields.py': ('ml_collections',),
     'experiment/rules.py': ('ml_collections',),
