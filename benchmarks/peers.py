@@ -1,20 +1,28 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""One GRPO step, ours and others', in turns on one machine.
+r"""One GRPO step or one update of tuning, ours and others', in turns.
 
   python benchmarks/peers.py --trl=V1/bin/python --tunix=V2/bin/python
   python benchmarks/peers.py --model=smollm2 --trl=V1/bin/python \
       --rounded                             # the shape of SmolLM2-135M
+  python benchmarks/peers.py --step=sft --model=smollm2 --trl=V1/bin/python \
+      --rounded
 
 with V1 and V2 environments of their own: `pip install trl==1.16.0` (torch for
 CPUs first), and `pip install google-tunix==0.1.7 jax==0.10.2 jaxlib==0.10.2`.
 The work is the same for all: a random Qwen2 of 1.05 million parameters (or of
-the shape of SmolLM2-135M, without Tunix), float32, 4 prompts of 16 tokens x 4 samples x 64 tokens, none of which ends
-early, a reward, a KL term to a frozen reference, one AdamW update. Each peer
+the shape of SmolLM2-135M, without Tunix), float32, 4 prompts of 16 tokens x 4
+samples x 64 tokens, none of which ends early, a reward, a KL term to a frozen
+reference, one AdamW update. Each peer
 runs as its users run it, in a process of its own, and they take turns step by
 step; the table has medians of all steps but the first two, and the largest
 memory of each process. With `--rounded`, another worker is ours with products
 whose operands are rounded to bfloat16.
+
+With `--step=sft`, the work is one supervised update on 8 documents of 64 to 192
+tokens, all of which are trained on. Ours packs them into rows of 512 tokens,
+one per micro-batch; TRL's SFTTrainer pads them to the longest one, as it does
+by default.
 
 The functions that make the toy in each environment serve `peers_rollout.py`,
 too.
@@ -23,6 +31,7 @@ too.
 import argparse
 import functools
 import pathlib
+import random as stdlib_random
 import sys
 import tempfile
 import zlib
@@ -41,6 +50,8 @@ SHAPES = {
                     num_attention_heads=9, num_key_value_heads=3,
                     intermediate_size=1536)}
 BETA = 0.04
+DOCUMENTS = 8  # in an update of tuning
+PACK_LENGTH = 512
 
 
 def main() -> None:
@@ -51,19 +62,20 @@ def main() -> None:
   parser.add_argument('--model', choices=SHAPES, default='toy')
   parser.add_argument('--rounded', action='store_true',
                       help='also ours with model.matmul_dtype=bfloat16')
+  parser.add_argument('--step', choices=('grpo', 'sft'), default='grpo')
   parser.add_argument('--worker', choices=WORKERS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if options.worker:
-    WORKERS[options.worker](
+    WORKERS[options.worker][options.step](
         options.rounds + turns.WARM, SHAPES[options.model])
     return
-  if options.tunix and options.model != 'toy':
-    parser.error('--tunix takes part with --model=toy only.')
+  if options.tunix and (options.model, options.step) != ('toy', 'grpo'):
+    parser.error('--tunix takes part with --model=toy --step=grpo only.')
   pythons = {'searchrl': sys.executable,
              'rounded': options.rounded and sys.executable,
              'trl': options.trl, 'tunix': options.tunix}
   workers = [turns.Worker(python, __file__, name, f'--rounds={options.rounds}',
-                          f'--model={options.model}')
+                          f'--model={options.model}', f'--step={options.step}')
              for name, python in pythons.items() if python]
   print(f'before: {turns.load()}')
   taken = turns.run(workers, rounds=options.rounds)
@@ -114,19 +126,14 @@ def searchrl(steps: int, sizes: dict[str, int], matmul_dtype: str = ''
             ) -> None:
   """Engine, learner and reward, as `experiment.loop` puts them together."""
   sys.path.insert(0, str(ROOT))
-  import jax
   import numpy as np
   from searchrl import trajectory
-  from searchrl.models import transformer
   from searchrl.models.inference import engine as engines
   from searchrl.rl import algorithms
   from searchrl.runtime import mesh as meshes
   from searchrl.training import learner as learners
   from searchrl.training import optimizer
-  shape = transformer.TransformerConfig(
-      head_dim=sizes['hidden_size'] // sizes['num_attention_heads'],
-      matmul_dtype=matmul_dtype, **sizes)
-  params = transformer.init(shape, jax.random.key(0))
+  shape, params = random_model(sizes, matmul_dtype)
   learner = learners.make(
       shape, algorithms.grpo(kl_coef=BETA),
       optimizer.adamw(learning_rate=1e-4), meshes.make(data=1),
@@ -151,6 +158,44 @@ def searchrl(steps: int, sizes: dict[str, int], matmul_dtype: str = ''
     packed = learner.score(state, batch, params)
     state, *_ = learner.update(state, packed, params)
     clock()
+
+
+def random_model(sizes: dict[str, int], matmul_dtype: str):
+  """The shape and the params of ours."""
+  import jax
+  from searchrl.models import transformer
+  shape = transformer.TransformerConfig(
+      head_dim=sizes['hidden_size'] // sizes['num_attention_heads'],
+      matmul_dtype=matmul_dtype, **sizes)
+  return shape, transformer.init(shape, jax.random.key(0))
+
+
+def documents(steps: int) -> list[list[list[int]]]:
+  """The token ids of the documents of each update of tuning."""
+  random = stdlib_random.Random(0)
+  return [[[random.randrange(256) for _ in range(random.randint(64, 192))]
+           for _ in range(DOCUMENTS)] for _ in range(steps)]
+
+
+def searchrl_sft(steps: int, sizes: dict[str, int], matmul_dtype: str = ''
+                ) -> None:
+  """Learner and update, as `jobs.finetune` puts them together."""
+  sys.path.insert(0, str(ROOT))
+  from searchrl.runtime import mesh as meshes
+  from searchrl.training import optimizer
+  from searchrl.training import supervised
+  shape, params = random_model(sizes, matmul_dtype)
+  learner = supervised.language_learner(
+      shape, optimizer.adamw(learning_rate=1e-4), meshes.make(data=1),
+      pack_length=PACK_LENGTH, rows=DOCUMENTS, microbatch_rows=1)
+  state, update = learner.init(params), supervised.language_update(learner)
+  del params
+  clock = turns.Clock()
+  for batch in documents(steps):
+    state, metrics = update(state, supervised.to_batch(
+        [supervised.Document(ids, [1.0] * len(ids)) for ids in batch],
+        rows=DOCUMENTS, length=PACK_LENGTH, pad_id=0))
+    clock(loss=float(metrics['loss']))
 
 
 def rollout(engine, questions, prompts, step: int) -> list:
@@ -185,25 +230,67 @@ def never_stops(vocabulary: int, end_ids=()):
 
 def trl(steps: int, sizes: dict[str, int]) -> None:
   """TRL's GRPOTrainer, generation by transformers."""
-  import transformers
   with tempfile.TemporaryDirectory() as folder:
-    clock = turns.Clock()
+    trl_trainer(folder, steps, sizes, callbacks=[each_step()]).train()
 
-    class EachStep(transformers.TrainerCallback):
 
-      def on_step_end(self, *args, **kwargs):
-        clock()
+def trl_sft(steps: int, sizes: dict[str, int]) -> None:
+  """TRL's SFTTrainer."""
+  import datasets
+  from trl import SFTConfig, SFTTrainer
+  with tempfile.TemporaryDirectory() as folder:
+    tokenizer = random_folder(folder, sizes)
+    SFTTrainer(
+        folder, args=SFTConfig(
+            folder + '/out', per_device_train_batch_size=DOCUMENTS,
+            max_steps=steps, max_length=PACK_LENGTH, **TRL_OPTIONS),
+        train_dataset=datasets.Dataset.from_list(
+            [{'input_ids': ids} for batch in documents(steps)
+             for ids in batch]),
+        processing_class=tokenizer,
+        callbacks=[each_step()]).train()
 
-    trl_trainer(folder, steps, sizes, callbacks=[EachStep()]).train()
+
+def each_step():
+  """A callback of transformers' trainer that ends a turn with every step."""
+  import transformers
+  clock = turns.Clock()
+
+  class EachStep(transformers.TrainerCallback):
+
+    def on_step_end(self, *args, **kwargs):
+      clock()
+
+  return EachStep()
+
+
+TRL_OPTIONS = dict(
+    use_cpu=True, bf16=False, learning_rate=1e-4, gradient_checkpointing=False,
+    report_to=[], save_strategy='no', logging_steps=10**6, disable_tqdm=True)
 
 
 def trl_trainer(folder: str, steps: int, sizes=SHAPE, **more):
   """The trainer of a random model, which is kept in a folder."""
   import datasets
+  from trl import GRPOConfig, GRPOTrainer
+  tokenizer = random_folder(folder, sizes)
+  return GRPOTrainer(
+      folder, reward_funcs=lambda completions, **_: odd(completions),
+      args=GRPOConfig(
+          folder + '/out', per_device_train_batch_size=QUESTIONS * SAMPLES,
+          num_generations=SAMPLES, max_completion_length=NEW_TOKENS, beta=BETA,
+          max_steps=steps, generation_kwargs=dict(min_new_tokens=NEW_TOKENS),
+          **TRL_OPTIONS),
+      train_dataset=datasets.Dataset.from_dict(
+          {'prompt': numbered(QUESTIONS * steps)}),
+      processing_class=tokenizer, **more)
+
+
+def random_folder(folder: str, sizes):
+  """Writes a random model to a folder, and returns its tokenizer."""
   import tokenizers
   import torch
   import transformers
-  from trl import GRPOConfig, GRPOTrainer
   torch.manual_seed(0)
   alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
   words = {c: i for i, c in enumerate(alphabet)} | {'<e>': 256, '<p>': 257}
@@ -217,18 +304,7 @@ def trl_trainer(folder: str, steps: int, sizes=SHAPE, **more):
       **sizes, tie_word_embeddings=True, eos_token_id=256, pad_token_id=257)
   transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
   tokenizer.save_pretrained(folder)
-  return GRPOTrainer(
-      folder, reward_funcs=lambda completions, **_: odd(completions),
-      args=GRPOConfig(
-          folder + '/out', per_device_train_batch_size=QUESTIONS * SAMPLES,
-          num_generations=SAMPLES, max_completion_length=NEW_TOKENS, beta=BETA,
-          max_steps=steps, use_cpu=True, bf16=False, learning_rate=1e-4,
-          gradient_checkpointing=False, report_to=[], save_strategy='no',
-          logging_steps=10**6, disable_tqdm=True,
-          generation_kwargs=dict(min_new_tokens=NEW_TOKENS)),
-      train_dataset=datasets.Dataset.from_dict(
-          {'prompt': numbered(QUESTIONS * steps)}),
-      processing_class=tokenizer, **more)
+  return tokenizer
 
 
 def tunix(steps: int, _) -> None:
@@ -309,8 +385,13 @@ def tunix_cluster(steps: int, **rollout):
       cluster_config=config), mesh
 
 
-WORKERS = {'searchrl': searchrl, 'trl': trl, 'tunix': tunix,
-           'rounded': functools.partial(searchrl, matmul_dtype='bfloat16')}
+_ROUNDED = {'matmul_dtype': 'bfloat16'}
+WORKERS = {
+    'searchrl': {'grpo': searchrl, 'sft': searchrl_sft},
+    'rounded': {'grpo': functools.partial(searchrl, **_ROUNDED),
+                'sft': functools.partial(searchrl_sft, **_ROUNDED)},
+    'trl': {'grpo': trl, 'sft': trl_sft},
+    'tunix': {'grpo': tunix}}
 
 if __name__ == '__main__':
   main()
