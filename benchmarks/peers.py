@@ -13,11 +13,10 @@ CPUs first), and `pip install google-tunix==0.1.7 jax==0.10.2 jaxlib==0.10.2`.
 The work is the same for all: a random Qwen2 of 1.05 million parameters (or of
 the shape of SmolLM2-135M, without Tunix), float32, 4 prompts of 16 tokens x 4
 samples x 64 tokens, none of which ends early, a reward, a KL term to a frozen
-reference, one AdamW update. Each peer
-runs as its users run it, in a process of its own, and they take turns step by
-step; the table has medians of all steps but the first two, and the largest
-memory of each process. With `--rounded`, another worker is ours with products
-whose operands are rounded to bfloat16.
+reference, one AdamW update. Each peer runs as its users run it, in a process of
+its own, and they take turns step by step; the table has medians of all steps
+but the first two, and the largest memory of each process. With `--rounded`,
+another worker is ours with products whose operands are rounded to bfloat16.
 
 With `--step=sft`, the work is one supervised update on 8 documents of 64 to 192
 tokens, all of which are trained on. Ours packs them into rows of 512 tokens,

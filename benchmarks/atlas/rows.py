@@ -5,9 +5,10 @@ r"""The time of a decode step by the number of its rows, on this machine.
   python benchmarks/atlas/rows.py             # and with --rounded
 
 A random model of the shape of SmolLM2-135M has 48 slots of 512 tokens. Some of
-them hold 150 tokens and decode together. The table has milliseconds per step,
-the least of four decodes of 16 steps, and whether the bits of a row are those
-that it has with all rows (`compilation.rounding_alike`).
+them hold 150 tokens and decode together. The first line has the numbers of rows
+with which the bits of a row are those that it has with all rows
+(`compilation.rounding_alike`). The table has milliseconds per step, the least
+of four decodes of 16 steps.
 """
 
 import argparse
@@ -18,15 +19,12 @@ import time
 import jax
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(BENCHMARKS.parent), str(BENCHMARKS)]
 # pylint: disable=g-import-not-at-top
-from searchrl.models import transformer
+import peers
 from searchrl.models.inference import engine as engines
-from searchrl.models.inference import stops
 
-SHAPE = dict(vocab_size=49_152, hidden_size=576, num_hidden_layers=30,
-             num_attention_heads=9, num_key_value_heads=3, head_dim=64,
-             intermediate_size=1536)
 SLOTS, LENGTH, CONTEXT = 48, 512, 150
 ROWS = (8, 16, 24, 36)
 
@@ -36,10 +34,9 @@ def main() -> None:
   parser.add_argument('--rounded', action='store_true',
                       help='products are rounded to bfloat16')
   options = parser.parse_args()
-  shape = transformer.TransformerConfig(
-      **SHAPE, matmul_dtype='bfloat16' if options.rounded else '')
-  params = transformer.init(shape, jax.random.key(0))
-  table = stops.compile_table([b''], ['never said'], shape.vocab_size)
+  shape, params = peers.random_model(
+      peers.SHAPES['smollm2'], 'bfloat16' if options.rounded else '')
+  table = peers.never_stops(shape.vocab_size)
   make = lambda **few: engines.Engine(
       shape, slots=SLOTS, length=LENGTH, stop_table=table, tiles=(4, 16), **few)
   engine = make()

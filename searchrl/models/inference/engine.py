@@ -132,8 +132,8 @@ class Engine:
     any_rows = layout.any_rows and copies == 1
     # A decode may compute fewer rows if the products still round alike, which
     # `compile` tries on CPUs.
-    self._is_tried = not self._on_cpu
-    fewest = _FEWEST if self._on_cpu and not few_rows else ONE_KIND
+    self._is_tried = not self._on_cpu or bool(few_rows)
+    fewest = ONE_KIND if self._is_tried else _FEWEST
     self._rows = [slots * n // 8 for n in _EIGHTHS
                   if slots * n // 8 >= fewest and any_rows] or [slots]
     self._few_rows = [n for n in few_rows if n < self._rows[0] and any_rows]
@@ -229,7 +229,7 @@ class Engine:
           run(self._programs), run(self._programs)
         else:
           self._shapes |= compilation.compile_together(self._programs, run)
-    if not self._is_tried and not self._few_rows:
+    if not self._is_tried:
       self._is_tried = True
       self._rows = compilation.rounding_alike(self._trial, self._rows)
     return compilation.count(self._programs) if self._shapes is None else (

@@ -77,8 +77,8 @@ class Work:
 def tiles_of_call(left: int, counts: Sequence[int]) -> int:
   """Returns the number of tiles that the next call has room for.
 
-  It is the smallest one that holds all tiles, unless that would be padded by
-  more than half.
+  It is the smallest one that holds all tiles, or, if more than half of that
+  would be padding, the largest one that they fill.
 
   Args:
     left: Number of tiles that are left, at least 1.
