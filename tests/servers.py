@@ -93,7 +93,7 @@ def refuses(server):
   """Whether it takes no connection any more."""
   try:
     connect(server).close()
-  except ConnectionRefusedError:
+  except (ConnectionRefusedError, ConnectionResetError):  # reset: just closed
     return True
   return False
 
