@@ -214,7 +214,7 @@ class Engine:
     if self._waiting is not None:
       is_ready = isinstance(self._waiting['layers'], tuple)
       self._params = self._waiting if is_ready else (
-          self._programs['unstacked'](self._waiting))
+          programs.unstack(self._programs, self._waiting))
       if 'rounded' in self._programs:
         self._params = self._programs['rounded'](self._params)
       self._waiting = None
@@ -238,6 +238,13 @@ class Engine:
   def _run_all(self, truncated: bool, programs: compilation.Programs) -> None:
     """Runs each of some programs on padding."""
     own, self._programs = self._programs, programs
+    if self._draws is not None:
+      self._draws[0] = sampling.Draw(
+          1.0, sampling.Truncation(top_k=int(truncated)))
+    for rows in self._few_rows[:1] or self._rows:  # takes longest to compile
+      self._run_decode(rows)
+    if self._draws is not None:
+      self._draws[0] = sampling.Draw()
     for count in self._tiles[:1] if self._few_rows else self._tiles:
       self._append_tiles([], count)
     self._copy([], 0)
@@ -246,13 +253,6 @@ class Engine:
           state=self._state, index=self._contents.index(0))
     self._begin([])
     self._release([])
-    if self._draws is not None:
-      self._draws[0] = sampling.Draw(
-          1.0, sampling.Truncation(top_k=int(truncated)))
-    for rows in self._few_rows[:1] or self._rows:
-      self._run_decode(rows)
-    if self._draws is not None:
-      self._draws[0] = sampling.Draw()
     self._programs = own
 
   def _trial(self, rows: int) -> Any:
@@ -297,7 +297,7 @@ class Engine:
   def _prefill(self, queues) -> None:
     """Prefills tiles, earliest first, in few calls of the compiled shapes."""
     while left := max(map(len, queues)):
-      count = slot_state.tiles_of_call(left, self._tiles)
+      count = slot_state.tiles_of_call(left, self._tiles, self._on_cpu)
       self._append_tiles([queue[:count] for queue in queues], count)
       queues = [queue[count:] for queue in queues]
 

@@ -74,20 +74,23 @@ class Work:
   copied_tokens: int
 
 
-def tiles_of_call(left: int, counts: Sequence[int]) -> int:
+def tiles_of_call(left: int, counts: Sequence[int], on_cpu: bool) -> int:
   """Returns the number of tiles that the next call has room for.
 
-  It is the smallest one that holds all tiles, or, if more than half of that
-  would be padding, the largest one that they fill.
+  It is the smallest one that holds all tiles, or, if too much of that would be
+  padding, the largest one that they fill.
 
   Args:
     left: Number of tiles that are left, at least 1.
     counts: Numbers of tiles for which there is a program, in increasing order.
+    on_cpu: Flag: a CPU computes, where padding takes as long as tokens do. At
+      most a quarter of a call is then padding, and half of it elsewhere.
   """
+  padding = 4 if on_cpu else 2
   below = [n for n in counts if n <= left]
   above = [n for n in counts if n >= left]
-  return (above[0] if above and (not below or 2 * left >= above[0])
-          else below[-1])
+  fits = above and padding * (above[0] - left) <= above[0]
+  return above[0] if fits or (above and not below) else below[-1]
 
 
 def padded_turns(turns: Sequence[tuple], slots: int) -> dict[str, np.ndarray]:

@@ -28,6 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
+import numpy as np
 
 from searchrl.models import experts
 from searchrl.models.inference import sampling
@@ -104,13 +105,34 @@ def unstacked(params: Params, dtype: Any) -> Params:
 
   In `params`, layers are stacked on axis 0 of each array.
   """
-  cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+  return unstack(dict(
+      cast=functools.partial(_cast, dtype=dtype),
+      layer=functools.partial(_layer_at, dtype=dtype)), params)
+
+
+def unstack(programs: dict[str, Callable[..., Any]], params: Params) -> Params:
+  """Returns `unstacked(params)`, one layer after the other.
+
+  A single program with all layers would take seconds to compile.
+
+  Args:
+    programs: Result of `jitted`.
+    params: Parameters of the decoder, with layers stacked.
+  """
+  others = {k: v for k, v in params.items() if k != 'layers'}
   count = jax.tree.leaves(params['layers'])[0].shape[0]
-  layers = tuple(
-      cast(jax.tree.map(lambda leaf, i=i: leaf[i], params['layers']))
-      for i in range(count))
-  return {**cast({k: v for k, v in params.items() if k != 'layers'}),
-          'layers': layers}
+  return {**programs['cast'](others), 'layers': tuple(
+      programs['layer'](params['layers'], np.int32(i)) for i in range(count))}
+
+
+def _cast(tree, dtype):
+  return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
+def _layer_at(layers, index, dtype):
+  return _cast(jax.tree.map(
+      lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False),
+      layers), dtype)
 
 
 def rounded(params: Params, dtype: Any) -> Params:
@@ -410,7 +432,8 @@ def jitted(
 
   model = dict(config=config, layout=layout)
   return make, dict(
-      unstacked=ordered(jax.jit(functools.partial(unstacked, dtype=dtype))),
+      cast=ordered(jax.jit(functools.partial(_cast, dtype=dtype))),
+      layer=ordered(jax.jit(functools.partial(_layer_at, dtype=dtype))),
       **({'rounded': ordered(jax.jit(functools.partial(
           rounded, dtype=config.matmul_dtype)))} if config.matmul_dtype else {}),
       append=jit(append, **model), copy=jit(copy, layout=layout),
