@@ -451,7 +451,7 @@ def hand_over(mesh, tensor: int, shape) -> Program:
                                 tensor=tensor, dtype=DTYPE)
   trained = on(mesh, transformer.abstract(shape), axes)
   move: Any = sync._move  # pylint: disable=protected-access
-  if mesh.size == 1:  # a run has a small program for each array instead
+  if mesh.size == 1:  # a run has a small program for each layer instead
     move = jax.jit(functools.partial(slots_lib.unstacked, dtype=DTYPE))
   written = meshes.bytes_of(jax.tree.map(
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, DTYPE,
