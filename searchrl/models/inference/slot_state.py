@@ -83,8 +83,9 @@ def tiles_of_call(left: int, counts: Sequence[int], on_cpu: bool) -> int:
   Args:
     left: Number of tiles that are left, at least 1.
     counts: Numbers of tiles for which there is a program, in increasing order.
-    on_cpu: Flag: a CPU computes, where padding takes as long as tokens do. At
-      most a quarter of a call is then padding, and half of it elsewhere.
+    on_cpu: Flag: a CPU computes, where padding takes as long as tokens do.
+      Padding is then at most a quarter of a call, and half of it elsewhere,
+      except in the smallest call.
   """
   padding = 4 if on_cpu else 2
   below = [n for n in counts if n <= left]
