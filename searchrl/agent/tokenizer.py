@@ -298,10 +298,11 @@ def _byte_characters() -> dict[int, str]:
 
 
 def load(folder: str) -> Tokenizer:
-  """Loads the tokenizer of a model folder or hub id.
+  """Returns the tokenizer of a model folder or hub id.
 
-  The ids that end a sequence come from a local folder's generation_config.json
-  or else config.json, which may name several, or else from the tokenizer.
+  It is loaded once, unless a file of the folder changes. The ids that end a
+  sequence come from a local folder's generation_config.json or else
+  config.json, which may name several, or else from the tokenizer.
 
   Raises:
     FileNotFoundError: A local folder has no tokenizer.json.
@@ -313,6 +314,14 @@ def load(folder: str) -> Tokenizer:
     raise FileNotFoundError(
         f'model.path must hold a tokenizer.json, but {path} has none. Save the '
         "model's tokenizer beside its weights.")
+  return _load(folder, frozenset(
+      (file.name, file.stat().st_mtime_ns) for file in path.glob('*')))
+
+
+@functools.lru_cache(4)
+def _load(folder: str, files: frozenset[tuple[str, int]]) -> Tokenizer:
+  """Loads a tokenizer. `files` are the names and times of the folder's files."""
+  del files  # they only tell one state of the folder from another
   from transformers import PreTrainedTokenizerFast  # slow to import
   try:
     # The class that tokenizer_config.json names may split words by another rule
@@ -325,6 +334,7 @@ def load(folder: str) -> Tokenizer:
         f'model.path must hold a tokenizer, but that of {folder} cannot be '
         f'loaded: {type(error).__name__} {error}. Fetch its files again.'
     ) from error
+  path = pathlib.Path(folder)
   return Tokenizer(fast, _eos_ids(path / 'generation_config.json')
                    or _eos_ids(path / 'config.json'))
 
