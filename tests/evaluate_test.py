@@ -12,6 +12,7 @@ import pytest
 
 from configs import evaluate as evaluate_config
 from searchrl.evaluation import shards
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.jobs import evaluate
 from searchrl.runtime import mesh as meshes
@@ -133,8 +134,9 @@ def test_nothing_to_evaluate_on_is_said_before_a_model_is_loaded(
 
 
 def test_a_step_that_a_run_has_not_kept_is_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr(policy.checkpoint, 'steps', lambda folder: [4, 8])
-  monkeypatch.setattr(policy, 'recorded', lambda run: {'model': {'path': ''}})
+  monkeypatch.setattr(past_runs.checkpoint, 'steps', lambda folder: [4, 8])
+  monkeypatch.setattr(
+      past_runs, 'recorded', lambda run: {'model': {'path': ''}})
   with pytest.raises(ValueError, match='evaluate.run must be at a step whose '
                      'checkpoint .*run keeps, which are 4, 8, but is at 6'):
     evaluate.run(configured(run=f'{tmp_path}/run@6'), str(tmp_path / 'out'))

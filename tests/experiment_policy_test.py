@@ -11,6 +11,7 @@ import pytest
 
 from configs import ask as ask_config
 from configs import common
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.models import lora as loras
 from searchrl.models import transformer
@@ -57,22 +58,22 @@ def run(tmp_path_factory):
 def test_a_run_is_named_by_its_folder_a_step_or_its_best(tmp_path):
   (tmp_path / 'config.json').write_text('{"seed": 0}')
   name = str(tmp_path)
-  assert policy.parse_run(name) == (tmp_path, None)
-  assert policy.parse_run(f'{name}@3') == (tmp_path, 3)
+  assert past_runs.parse_run(name) == (tmp_path, None)
+  assert past_runs.parse_run(f'{name}@3') == (tmp_path, 3)
   with pytest.raises(FileNotFoundError, match='the part before @best must be'):
-    policy.parse_run(f'{name}@best')
+    past_runs.parse_run(f'{name}@best')
   for step, best in ((3, None), (6, (2, 0.5))):
     checkpoint.save(tmp_path / 'checkpoints', step, {'x': jax.numpy.ones(1)},
                     collect.Progress(step=step, best=best).to_json())
     if not best:
       with pytest.raises(ValueError, match='@best needs a run that was valid'):
-        policy.parse_run(f'{name}@best')
-  assert policy.parse_run(f'{name}@best') == (tmp_path, 2)
+        past_runs.parse_run(f'{name}@best')
+  assert past_runs.parse_run(f'{name}@best') == (tmp_path, 2)
   collapse = f'{name}@before_collapse'
-  assert policy.parse_run(collapse) == (tmp_path, None)  # it did not collapse
+  assert past_runs.parse_run(collapse) == (tmp_path, None)  # no collapse
   checkpoint.save(tmp_path / 'checkpoints', 9, {'x': jax.numpy.ones(1)},
                   collect.Progress(step=9, before_collapse=6).to_json())
-  assert policy.parse_run(collapse) == (tmp_path, 6)
+  assert past_runs.parse_run(collapse) == (tmp_path, 6)
 
 
 def test_the_policy_is_that_of_the_runs_checkpoint(run):
@@ -148,9 +149,9 @@ def test_a_second_model_is_for_one_process(monkeypatch):
 
 
 def test_a_run_is_judged_through_its_own_engine(tmp_path):
-  assert policy.search_of_run('') == ('bm25', {})
-  assert policy.search_of_run(str(tmp_path)) == ('bm25', {})
+  assert past_runs.search_of_run('') == ('bm25', {})
+  assert past_runs.search_of_run(str(tmp_path)) == ('bm25', {})
   (tmp_path / 'config.json').write_text(json.dumps({
       'search': {'engine': 'dense', 'options': {'encoder': 'tiny_e5'}}}))
-  assert policy.search_of_run(str(tmp_path)) == (
+  assert past_runs.search_of_run(str(tmp_path)) == (
       'dense', {'encoder': 'tiny_e5'})

@@ -14,6 +14,7 @@ from configs import common
 from configs import ppo
 from searchrl.experiment import build
 from searchrl.experiment import init_from
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.runtime import checkpoint
@@ -68,7 +69,7 @@ def test_adapters_of_a_run_that_began_as_another_merge_with_that(
   """As `ask` and evaluation of a chain of runs read it."""
   run, merged = adapters
   shape = weights.read_config(str(policy.TINY_BASE))
-  weights.save(run / policy.INIT, merged, shape,
+  weights.save(run / past_runs.INIT, merged, shape,
                tokenizer_from=str(policy.TINY_BASE), eos_id=0)
   base = weights.load(str(policy.TINY_BASE), shape)
   twice = policy.trained(run, base, shape)

@@ -16,7 +16,7 @@ import pytest
 from configs import drzero
 from configs import drzero_rivals
 from searchrl.data import questions as questions_lib
-from searchrl.experiment import policy
+from searchrl.experiment import past_runs
 from searchrl.jobs import plan
 from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import roles
@@ -81,7 +81,8 @@ def test_each_phase_leaves_a_run_or_a_file_of_questions(whole):
 
 @pytest.mark.slow
 def test_every_role_goes_on_from_its_own_and_meets_the_other(whole):
-  of = lambda number, role: policy.recorded(whole / f'iteration_{number}' / role)
+  of = lambda number, role: past_runs.recorded(
+      whole / f'iteration_{number}' / role)
   assert of(1, 'proposer')['solver']['run'] == ''
   assert of(1, 'proposer')['train']['init_from'] == ''
   for role in roles.ROLES:

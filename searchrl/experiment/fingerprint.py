@@ -15,6 +15,7 @@ from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import compare
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.rollouts.sampler import Sampler
@@ -70,8 +71,8 @@ def _model(config: Any, run: str) -> dict[str, Any]:
   run, it is that of the weight files of config.model.path.
   """
   if run:
-    folder, step = policy.parse_run(run)
-    step = policy.kept_step(folder, step, 'evaluate.run')
+    folder, step = past_runs.parse_run(run)
+    step = past_runs.kept_step(folder, step, 'evaluate.run')
     seal = folder / 'checkpoints' / str(step) / 'integrity.json'
     return {'run': run, 'step': step, 'digest': _digest(seal.read_bytes())}
   folder = pathlib.Path(weights.locate(
@@ -89,8 +90,8 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
   A run without data files was trained on the questions that it generated. The
   result is {} if the files do not exist any more.
   """
-  folder, _ = policy.parse_run(run)
-  recorded = policy.recorded(folder) if run else {}
+  folder, _ = past_runs.parse_run(run)
+  recorded = past_runs.recorded(folder) if run else {}
   names = recorded.get('data', {}).get('train', '')
   generated = folder / 'data' / 'train'
   try:

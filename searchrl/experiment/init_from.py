@@ -17,6 +17,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from searchrl.agent import chat
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -26,7 +27,7 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 
-_NOTE = policy.INIT + '.json'  # {run, step, critic}; written last
+_NOTE = past_runs.INIT + '.json'  # {run, step, critic}; written last
 
 
 def check(config, folder: pathlib.Path) -> None:
@@ -42,16 +43,16 @@ def check(config, folder: pathlib.Path) -> None:
   """
   if not config.train.init_from or (folder / _NOTE).exists():
     return
-  run, step = policy.parse_run(config.train.init_from)
+  run, step = past_runs.parse_run(config.train.init_from)
   if run.resolve() == folder.resolve():
     raise ValueError(
         f'train.init_from must be another run, but {run} is the --workdir '
         'itself. The same command without it resumes a run.')
-  policy.kept_step(run, step, 'train.init_from')
-  past = policy.recorded(run)['model']
+  past_runs.kept_step(run, step, 'train.init_from')
+  past = past_runs.recorded(run)['model']
   theirs, ours = past['path'], config.model.path
   if theirs != ours and (
-      past['lora']['rank'] and not (run / policy.INIT).is_dir()
+      past['lora']['rank'] and not (run / past_runs.INIT).is_dir()
       or _shape(theirs) != _shape(ours)):
     raise ValueError(
         f'model.path must be a model of the shape that {run} trained, and the '
@@ -89,7 +90,7 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
     _export(config, folder, sampler, base)
   del base
   load = functools.partial(
-      weights.load, str(folder / policy.INIT), sampler.shape,
+      weights.load, str(folder / past_runs.INIT), sampler.shape,
       sharding_of=functools.partial(meshes.sharding, mesh))
 
   def fresh(state):
@@ -105,16 +106,16 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
 def _export(config, folder: pathlib.Path, sampler: Sampler,
             base: transformer.Params) -> None:
   """Writes the other run's policy to the directory, and then a record of it."""
-  run, step = policy.parse_run(config.train.init_from)
-  step = processes.on_first('init step', lambda: policy.kept_step(
+  run, step = past_runs.parse_run(config.train.init_from)
+  step = processes.on_first('init step', lambda: past_runs.kept_step(
       run, step, 'train.init_from'))
   processes.say(f'Starting from step {step} of {run}.')
   weights.save(
-      folder / policy.INIT,
+      folder / past_runs.INIT,
       policy.trained(run, base, sampler.shape, step=step), sampler.shape,
       tokenizer_from=config.model.path or policy.TINY_BASE,
       eos_id=chat.ends(sampler.tokenizer))
-  processes.on_first('init', lambda: workdirs.note(folder, policy.INIT, {
+  processes.on_first('init', lambda: workdirs.note(folder, past_runs.INIT, {
       'run': str(run), 'step': step,
       'critic': checkpoint.holds(run / 'checkpoints', step, 'critic')}))
 
@@ -127,7 +128,7 @@ def _with_critic(state: dict[str, Any], note: dict[str, Any]) -> dict[str, Any]:
   if 'critic' not in state or not note['critic']:
     return state
   run, step = pathlib.Path(note['run']), note['step']
-  policy.kept_step(run, step, 'train.init_from')
+  past_runs.kept_step(run, step, 'train.init_from')
   restored = checkpoint.restore(
       run / 'checkpoints', {'critic': {'params': state['critic'].params}},
       at=step, partial=True)

@@ -10,7 +10,7 @@ import jax
 
 from searchrl.evaluation import summary
 from searchrl.experiment import health
-from searchrl.experiment import policy
+from searchrl.experiment import past_runs
 from searchrl.runtime import checkpoint
 from searchrl.training import supervised
 
@@ -24,7 +24,7 @@ def write(model: pathlib.Path, run: pathlib.Path, step: int) -> None:
     step: Step of the exported policy. The card has its scores if the run was
       evaluated at this step.
   """
-  config = policy.recorded(run)
+  config = past_runs.recorded(run)
   progress = checkpoint.extra(run / 'checkpoints', step)
   facts = _facts(config, run) | {
       'steps, trajectories': f'{step:,}, {progress.get("rollouts", 0):,}',
@@ -75,7 +75,7 @@ def _facts(config: dict[str, Any], run: pathlib.Path) -> dict[str, Any]:
 
 def _origin(config: dict[str, Any], run: pathlib.Path) -> str:
   """Returns the model, or the run, from which a run began."""
-  note = run / f'{policy.INIT}.json'
+  note = run / f'{past_runs.INIT}.json'
   if note.exists():
     begun = json.loads(note.read_text())
     return f'step {begun["step"]} of {begun["run"]}'

@@ -23,6 +23,7 @@ from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import config_checks
 from searchrl.experiment import model_folders
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.experiment import rules
 from searchrl.experiment import toolsets
@@ -102,7 +103,7 @@ def resolved(config, folder: pathlib.Path | None = None, *,
   config_checks.check(config)
   if 'data' in config:
     config_checks.check_questions(config)
-  past = policy.recorded(folder) if folder else {}
+  past = past_runs.recorded(folder) if folder else {}
   if past and past['model']['path'] == config.model.path:
     chosen = {name: _get(past, name) for name in ('dialogue', *unset)}
     _assign(config, {name: value for name, value in chosen.items()
@@ -133,7 +134,7 @@ def unset_of_tuning(config, folder: pathlib.Path, path: str
   Returns:
     The fields by their dotted names, for `follow_in_tuning`.
   """
-  past = policy.recorded(folder)
+  past = past_runs.recorded(folder)
   unset = {name: field for name, field in rules.unset(config)
            if name in TUNING and not model_folders.is_tiny(path)}
   for name, field in unset.items() if past else ():
@@ -177,7 +178,7 @@ def named_dialogue(config, folder: pathlib.Path) -> str:
     config: Config with a model and a dialogue.
     folder: Directory of the run. If it has a recorded dialogue, this is used.
   """
-  past = policy.recorded(folder)
+  past = past_runs.recorded(folder)
   if config.dialogue or past.get('dialogue'):
     return config.dialogue or past['dialogue']
   path, _, tokenizer = model_folders.parts(
@@ -196,7 +197,7 @@ def _set_engine(config, folder: pathlib.Path | None) -> None:
   if search and search.engine != 'dense' and (
       search.options.to_dict() == _SHIPPED):
     search.options = {}
-  past = policy.recorded(folder) if folder else {}
+  past = past_runs.recorded(folder) if folder else {}
   if engine is None or not search.corpus or (
       search.options.to_dict() not in ({}, _SHIPPED)) or (
           past and past['search']['engine'] == search.engine):

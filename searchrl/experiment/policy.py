@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import model_folders
+from searchrl.experiment import past_runs
 from searchrl.experiment import search as searches
 from searchrl.experiment import toolsets
 from searchrl.models import lora as loras
@@ -27,10 +28,7 @@ from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import progress
-from searchrl.runtime import run_store
-from searchrl.runtime import workdir as workdirs
 
-INIT = 'init'  # in a run's directory: initial model, with init_from
 TINY_BASE = model_folders.TINY_BASE
 
 
@@ -294,11 +292,11 @@ def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,
 
   Raises:
     ValueError, FileNotFoundError: Any of the reasons of `build` and
-      `kept_step`.
+      `past_runs.kept_step`.
   """
-  place, step = parse_run(run)
+  place, step = past_runs.parse_run(run)
   if run:
-    step = kept_step(place, step, 'evaluate.run')
+    step = past_runs.kept_step(place, step, 'evaluate.run')
   folder = folder or folder_of(config)  # uses no device
   sampler, params = build(
       config, meshes.make(**config.mesh), limit=limit, alike=alike, folder=folder,
@@ -306,45 +304,6 @@ def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,
   if run:
     params = trained(place, params, sampler.shape, step=step)
   return sampler, params
-
-
-def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
-  """Returns the directory and the step of a text such as 'runs/dspo@20'.
-
-  Without '@', the step is None, which means the newest checkpoint.
-  'runs/dspo@best' is the step of the best validation.
-  'runs/dspo@before_collapse' is the step that `guards` trusts, from before the
-  run collapsed, or the newest checkpoint if it did not collapse.
-
-  A run in an object store is copied first; the directory is that of the copy.
-
-  Raises:
-    ValueError: @best is given, but the run has not been validated; or the store
-      cannot be read.
-  """
-  run, _, step = text.rpartition('@')
-  if run and step.isdecimal() and not pathlib.Path(text).is_dir():
-    return pathlib.Path(run_store.local(run)), int(step)
-  if run and step in ('best', 'before_collapse') and (
-      not pathlib.Path(text).is_dir()):
-    folder = pathlib.Path(run_store.local(run))
-    return folder, _named_step(folder, step)
-  return pathlib.Path(run_store.local(text)), None
-
-
-def _named_step(run: pathlib.Path, name: str) -> int | None:
-  path = run / 'checkpoints'
-  progress = checkpoint.extra(
-      path, kept_step(run, None, f'the part before @{name}'))
-  if name == 'before_collapse':
-    return progress.get(name)
-  best = progress.get('best')
-  if not best:
-    raise ValueError(
-        f'@best needs a run that was validated (evaluate.every) and kept its '
-        f'best (train.keep_best), but {run} was not. Name a step, as in '
-        f'{run}@{checkpoint.steps(path)[-1]}.')
-  return best[0]
 
 
 def trained(run: pathlib.Path, base: transformer.Params,
@@ -371,9 +330,10 @@ def trained(run: pathlib.Path, base: transformer.Params,
     if is_spread:  # adapters are replicated over its mesh
       template = jax.tree.map(lambda x: meshes.place(
           x, meshes.sharding(sharding.mesh, ())), template)
-    if (run / INIT).is_dir():  # its initial model was not its model.path
+    initial = run / past_runs.INIT
+    if initial.is_dir():  # its initial model was not its model.path
       base = weights.load(
-          str(run / INIT), shape, dtype=jax.tree.leaves(base)[0].dtype,
+          str(initial), shape, dtype=jax.tree.leaves(base)[0].dtype,
           sharding_of=functools.partial(meshes.sharding, sharding.mesh)
           if is_spread else None)
   else:
@@ -393,32 +353,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
 
 def _lora_of(run: pathlib.Path) -> dict[str, Any]:
   """Returns the options of a run's adapters; those of rank 0 if it has none."""
-  return recorded(run).get('model', {}).get('lora', dict(rank=0))
-
-
-def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
-  """Returns the step if its checkpoint is kept; for None, the newest step.
-
-  Raises:
-    FileNotFoundError: The directory has no run with checkpoints.
-    ValueError: The step is not kept.
-  """
-  steps = checkpoint.steps(run / 'checkpoints')
-  if not steps or not recorded(run):
-    raise FileNotFoundError(
-        f'{field} must be the folder of a run with checkpoints, but {run} is '
-        'none. Name for instance runs/dspo, the --workdir of a training run.')
-  if step is not None and step not in steps:
-    raise ValueError(
-        f'{field} must be at a step whose checkpoint {run} keeps, which are '
-        f'{", ".join(map(str, steps))}, but is at {step}. Keep more with '
-        'train.keep_checkpoints.')
-  return steps[-1] if step is None else step
-
-
-def recorded(run: pathlib.Path) -> dict[str, Any]:
-  """Returns the config that a run recorded; {} if it recorded none."""
-  return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
+  return past_runs.recorded(run).get('model', {}).get('lora', dict(rank=0))
 
 
 def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
@@ -427,11 +362,12 @@ def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
   Returns:
     The tokenizer. If it cannot be loaded, None, after a message is printed.
   """
-  evaluated = recorded(folder).get('evaluate', {}).get('run', '')
-  run = parse_run(evaluated)[0] if evaluated else folder
-  path = next((str(run / name) for name in ('model', INIT)
+  evaluated = past_runs.recorded(folder).get('evaluate', {}).get('run', '')
+  run = past_runs.parse_run(evaluated)[0] if evaluated else folder
+  path = next((str(run / name) for name in ('model', past_runs.INIT)
                if (run / name).is_dir()),
-              recorded(run).get('model', {}).get('path') or str(TINY_BASE))
+              past_runs.recorded(run).get('model', {}).get('path')
+              or str(TINY_BASE))
   try:
     return tokenizers.load(weights.locate(path))
   except (OSError, ValueError) as error:
@@ -439,12 +375,3 @@ def tokenizer_of(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
         f'The tokens of {folder} are not told apart, as the tokenizer '
         f'of its policy cannot be loaded: {str(error).splitlines()[0]}')
     return None
-
-
-def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
-  """Returns the engine of a run's evaluation, with options; default: BM25."""
-  config = recorded(parse_run(run)[0]) if run else {}
-  search = config.get('evaluate', {}).get('search', {})
-  if not search.get('engine'):  # uses the engine of training
-    search = config.get('search', {})
-  return search.get('engine', 'bm25'), search.get('options', {})

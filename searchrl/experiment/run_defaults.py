@@ -9,7 +9,7 @@ from typing import Any
 from searchrl.data import datasets
 from searchrl.experiment import config_checks
 from searchrl.experiment import model_defaults
-from searchrl.experiment import policy
+from searchrl.experiment import past_runs
 from searchrl.experiment import rules
 from searchrl.runtime import processes
 
@@ -43,12 +43,12 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
   config = copy.deepcopy(config)
   is_open = 'search' in config and not config.search.engine
   if is_open:
-    config.search.engine, config.search.options = policy.search_of_run(run)
+    config.search.engine, config.search.options = past_runs.search_of_run(run)
   if not run:
     return model_defaults.resolved(config, folder)
-  place, step = policy.parse_run(run)
-  policy.kept_step(place, step, field)
-  recorded = policy.recorded(place)
+  place, step = past_runs.parse_run(run)
+  past_runs.kept_step(place, step, field)
+  recorded = past_runs.recorded(place)
   config.model.path = config.model.path or recorded['model']['path']
   config.dialogue = config.dialogue or recorded['dialogue']
   if recorded['dialogue'] and config.dialogue != recorded['dialogue']:
@@ -107,8 +107,8 @@ def judge_on_own_data(config, run: str) -> None:
     ValueError: Neither the run nor the config names evaluation data, or the
       policy would be evaluated in the generated world that it was trained in.
   """
-  folder = policy.parse_run(run)[0]
-  recorded = policy.recorded(folder) if run else {}
+  folder = past_runs.parse_run(run)[0]
+  recorded = past_runs.recorded(folder) if run else {}
   data = recorded.get('data', {})
   if data:
     config_checks.check_seeds(data, config)
@@ -128,5 +128,5 @@ def judge_on_own_data(config, run: str) -> None:
 def corpus_of(run: pathlib.Path) -> str:
   """Returns the corpus that a run trained on; '' if it has no file."""
   generated = run / 'data' / 'train' / 'corpus.jsonl'
-  return policy.recorded(run).get('search', {}).get('corpus') or (
+  return past_runs.recorded(run).get('search', {}).get('corpus') or (
       str(generated) if generated.is_file() else '')

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.experiment import model_folders
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.models import transformer
 from searchrl.models import weights
@@ -124,8 +125,8 @@ def _params(options: Any, params: transformer.Params, sampler: Sampler,
   both are empty, the given params of the policy.
   """
   if options.run:
-    run, _ = policy.parse_run(options.run)
-    policy.kept_step(run, None, 'solver.run')
+    run, _ = past_runs.parse_run(options.run)
+    past_runs.kept_step(run, None, 'solver.run')
     return policy.trained(run, params, sampler.shape)
   if not options.path:
     return params

@@ -20,6 +20,7 @@ from searchrl.data import questions as questions_lib
 from searchrl.evaluation.figures import plain
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.experiment import run_defaults
 from searchrl.experiment import search as searches
@@ -95,7 +96,7 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
   """
   if config.search.corpus:
     return pathlib.Path(config.search.corpus)
-  of_run = run_defaults.corpus_of(policy.parse_run(run)[0]) if run else ''
+  of_run = run_defaults.corpus_of(past_runs.parse_run(run)[0]) if run else ''
   if of_run:
     return pathlib.Path(of_run)
   datasets.train_set(
@@ -111,7 +112,8 @@ def _examples(run: str) -> str:
   These are the files that it is evaluated on, or else those that it was trained
   on; '': it has none.
   """
-  data = policy.recorded(policy.parse_run(run)[0]).get('data', {}) if run else {}
+  folder = past_runs.parse_run(run)[0]
+  data = past_runs.recorded(folder).get('data', {}) if run else {}
   judged = data.get('evaluate', '')
   return data.get('train', '') if judged in ('', datasets.WORLDS) else judged
 

@@ -13,6 +13,7 @@ from searchrl.data import questions as questions_lib
 from searchrl.evaluation import compare, figures, baselines, evaluator
 from searchrl.experiment import (build, config_checks, fingerprint,
                                  run_defaults, policy)
+from searchrl.experiment import past_runs
 from searchrl.experiment import search as searches
 from searchrl.experiment import toolsets
 from searchrl.rollouts import scoring
@@ -180,7 +181,7 @@ def _missing(method: Any) -> str:
 
   It is '' if nothing is missing.
   """
-  made = [str(policy.parse_run(method.run)[0]) if method.run else '',
+  made = [str(past_runs.parse_run(method.run)[0]) if method.run else '',
           method.path if method.path.endswith('/model') else '']
   return next((f'{path} is not there' for path in made
                if path and not pathlib.Path(path).exists()), '')
@@ -196,7 +197,7 @@ def _of_method(config, method: Any) -> Any:
   method_config.unlock()
   method_config.model.path = method.path or config.model.path
   if method.run:
-    theirs = policy.recorded(policy.parse_run(method.run)[0])
+    theirs = past_runs.recorded(past_runs.parse_run(method.run)[0])
     if theirs:
       method_config.model.path = theirs['model']['path']
       method_config.dialogue = theirs['dialogue']

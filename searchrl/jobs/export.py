@@ -10,6 +10,7 @@ from searchrl.agent import chat
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import config_checks
 from searchrl.experiment import model_card
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.runtime import mesh as meshes
@@ -29,9 +30,9 @@ def run(config, workdir: str) -> None:
   """
   config_checks.check(config)
   options = config.export
-  folder, step = policy.parse_run(options.run)
-  step = policy.kept_step(folder, options.step or step, 'export.run')
-  model = policy.recorded(folder)['model']
+  folder, step = past_runs.parse_run(options.run)
+  step = past_runs.kept_step(folder, options.step or step, 'export.run')
+  model = past_runs.recorded(folder)['model']
   path = weights.locate(model['path'] or str(policy.TINY_BASE))
   shape = weights.read_config(path)
   with progress.phase(f'Loading the weights of {path}'):

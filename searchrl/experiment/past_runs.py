@@ -1,0 +1,85 @@
+# Copyright The searchrl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that exist already: their names, recorded configs and kept steps."""
+
+import pathlib
+from typing import Any
+
+from searchrl.runtime import checkpoint
+from searchrl.runtime import run_store
+from searchrl.runtime import workdir as workdirs
+
+INIT = 'init'  # in a run's directory: initial model, with init_from
+
+
+def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
+  """Returns the directory and the step of a text such as 'runs/dspo@20'.
+
+  Without '@', the step is None, which means the newest checkpoint.
+  'runs/dspo@best' is the step of the best validation.
+  'runs/dspo@before_collapse' is the step that `guards` trusts, from before the
+  run collapsed, or the newest checkpoint if it did not collapse.
+
+  A run in an object store is copied first; the directory is that of the copy.
+
+  Raises:
+    ValueError: @best is given, but the run has not been validated; or the store
+      cannot be read.
+  """
+  run, _, step = text.rpartition('@')
+  if run and step.isdecimal() and not pathlib.Path(text).is_dir():
+    return pathlib.Path(run_store.local(run)), int(step)
+  if run and step in ('best', 'before_collapse') and (
+      not pathlib.Path(text).is_dir()):
+    folder = pathlib.Path(run_store.local(run))
+    return folder, _named_step(folder, step)
+  return pathlib.Path(run_store.local(text)), None
+
+
+def _named_step(run: pathlib.Path, name: str) -> int | None:
+  path = run / 'checkpoints'
+  progress = checkpoint.extra(
+      path, kept_step(run, None, f'the part before @{name}'))
+  if name == 'before_collapse':
+    return progress.get(name)
+  best = progress.get('best')
+  if not best:
+    raise ValueError(
+        f'@best needs a run that was validated (evaluate.every) and kept its '
+        f'best (train.keep_best), but {run} was not. Name a step, as in '
+        f'{run}@{checkpoint.steps(path)[-1]}.')
+  return best[0]
+
+
+def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
+  """Returns the step if its checkpoint is kept; for None, the newest step.
+
+  Raises:
+    FileNotFoundError: The directory has no run with checkpoints.
+    ValueError: The step is not kept.
+  """
+  steps = checkpoint.steps(run / 'checkpoints')
+  if not steps or not recorded(run):
+    raise FileNotFoundError(
+        f'{field} must be the folder of a run with checkpoints, but {run} is '
+        'none. Name for instance runs/dspo, the --workdir of a training run.')
+  if step is not None and step not in steps:
+    raise ValueError(
+        f'{field} must be at a step whose checkpoint {run} keeps, which are '
+        f'{", ".join(map(str, steps))}, but is at {step}. Keep more with '
+        'train.keep_checkpoints.')
+  return steps[-1] if step is None else step
+
+
+def recorded(run: pathlib.Path) -> dict[str, Any]:
+  """Returns the config that a run recorded; {} if it recorded none."""
+  return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
+
+
+def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
+  """Returns the engine of a run's evaluation, with options; default: BM25."""
+  config = recorded(parse_run(run)[0]) if run else {}
+  search = config.get('evaluate', {}).get('search', {})
+  if not search.get('engine'):  # uses the engine of training
+    search = config.get('search', {})
+  return search.get('engine', 'bm25'), search.get('options', {})
