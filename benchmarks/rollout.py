@@ -42,6 +42,7 @@ from searchrl.experiment import policy as policies
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import kv_blocks
+from searchrl.models.inference import engine_weights
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
 from searchrl.rollouts import driver
@@ -280,7 +281,7 @@ def decode_programs(bench: Bench, options) -> list[dict]:
         budget=state.budget + 10**6)
     params = bench.params
     if way == 'unrolled':
-      params = slots_lib.unstacked(params, 'float32')
+      params = engine_weights.unstacked(params, 'float32')
     else:
       state = dataclasses.replace(state, cache=jax.tree.map(
           lambda *layers: jnp.stack(layers), *state.cache))

@@ -14,8 +14,8 @@ import pytest
 import tiny
 
 from searchrl.models.inference import engine as engines
+from searchrl.models.inference import engine_weights
 from searchrl.models.inference import sampling
-from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
 from searchrl.models import policy_logprobs
 from searchrl.models import transformer
@@ -595,8 +595,8 @@ def test_nothing_copies_the_cache(params):
   table = stops.compile_table(TOKENIZER.token_bytes, ('th',))
   engine = engines.Engine(config, slots=slots, length=256, stop_table=table,
                           block=block, tile=8, tiles=(8,))
-  state = engine._state
-  weights = slots_lib.unstacked(tiny.params(config), 'float32')
+  state = engine._empty()
+  weights = engine_weights.unstacked(tiny.params(config), 'float32')
   ints = lambda *shape: np.zeros(shape, np.int32)
   arguments = dict(
       append=dict(params=weights, slot=ints(8), tokens=ints(8, 8),
@@ -616,10 +616,11 @@ def test_nothing_copies_the_cache(params):
 
 def test_an_update_has_the_room_of_the_cache_on_cpus(params):
   engine, inputs = build(slots=3, length=47), turn_inputs()
-  blocks = {x.shape for x in jax.tree.leaves(engine._state.cache)}
+  cache = jax.eval_shape(engine._empty).cache
+  blocks = {x.shape for x in jax.tree.leaves(cache)}
   held = lambda: sum(x.nbytes for x in jax.live_arrays() if x.shape in blocks)
-  others = held() - sum(
-      x.nbytes for x in jax.tree.leaves(engine._state.cache))
+  others = held()  # those of other engines
+  assert engine._state is None  # before the first rollout
   engine.load(params, TEMPERATURE)
   first = run_turns(engine, inputs)
   engine.unload()

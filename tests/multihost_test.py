@@ -275,7 +275,7 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 from searchrl.models import transformer
-from searchrl.models.inference import slots
+from searchrl.models.inference import engine_weights
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import lockstep
 from searchrl.runtime import mesh as meshes
@@ -347,7 +347,7 @@ def check(seen, whole, devices=jax.local_devices()):
     assert leaf.is_fully_addressable
     assert leaf.devices() == set(devices)
   jax.tree.map(np.testing.assert_array_equal, seen,
-               slots.unstacked(whole, 'float32'))
+               engine_weights.unstacked(whole, 'float32'))
 
 def part_of(params):
   """The shape of a device's part of the embedding."""
@@ -385,7 +385,7 @@ mine = meshes.make(data=1, devices=jax.local_devices()[:1])
 alone = learner_test.make(mine)
 state, *_ = alone.update(alone.init(params), alone.pack(batch))
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
-             jax.device_get(seen), slots.unstacked(
+             jax.device_get(seen), engine_weights.unstacked(
                  jax.device_get(state['policy'].params), 'float32'))
 '''
 

@@ -20,7 +20,7 @@ from searchrl.models import policy_logprobs
 from searchrl.models import products
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
-from searchrl.models.inference import slots as programs
+from searchrl.models.inference import engine_weights
 from searchrl.models.inference import stops
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
@@ -151,7 +151,7 @@ def test_the_sampler_rounds_as_the_learner_does(tied):
 
 def test_an_engine_holds_kernels_in_the_dtype_of_their_products():
   config = dataclasses.replace(ROUNDED, attention_bias=True)
-  held = jax.eval_shape(lambda: programs.rounded(programs.unstacked(
+  held = jax.eval_shape(lambda: engine_weights.rounded(engine_weights.unstacked(
       tiny.params(config), 'float32'), 'bfloat16'))
   kinds = {'/'.join(key.key for key in path if hasattr(key, 'key')): x.dtype.name
            for path, x in jax.tree_util.tree_leaves_with_path(held)}

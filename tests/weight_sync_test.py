@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl.models.inference import slots
+from searchrl.models.inference import engine_weights
 from searchrl.models import transformer
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import mesh as meshes
@@ -36,7 +36,7 @@ def on(mesh, params):
 
 def assert_layers_apart(given, params, dtype='float32'):
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(given),
-               slots.unstacked(params, dtype))
+               engine_weights.unstacked(params, dtype))
 
 
 def test_metrics_say_what_a_sync_took(params):

@@ -87,6 +87,7 @@ from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.models.inference import kv_cache
 from searchrl.models.inference import layouts
+from searchrl.models.inference import engine_weights
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
 from searchrl.rollouts import weight_sync
@@ -315,9 +316,9 @@ def engine(name: str, options, mesh, slots: int, shape) -> Program:
   layout = layout_of(options, mesh, slots // copies, shape)
   axes, state_axes = transformer.logical_axes(shape), slots_lib.logical_axes(
       shape, layout, options.records)
-  axes = slots_lib.unstacked_axes(axes, shape.num_hidden_layers)
+  axes = engine_weights.unstacked_axes(axes, shape.num_hidden_layers)
   params = on(mesh, jax.eval_shape(
-      functools.partial(slots_lib.unstacked, dtype=DTYPE),
+      functools.partial(engine_weights.unstacked, dtype=DTYPE),
       transformer.abstract(shape)), axes)
   state = on(mesh, jax.eval_shape(functools.partial(
       slots_lib.empty, shape, layout, copies, DTYPE, options.records)),
@@ -452,7 +453,7 @@ def hand_over(mesh, tensor: int, shape) -> Program:
   trained = on(mesh, transformer.abstract(shape), axes)
   move: Any = sync._move  # pylint: disable=protected-access
   if mesh.size == 1:  # a run has a small program for each layer instead
-    move = jax.jit(functools.partial(slots_lib.unstacked, dtype=DTYPE))
+    move = jax.jit(functools.partial(engine_weights.unstacked, dtype=DTYPE))
   written = meshes.bytes_of(jax.tree.map(
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, DTYPE,
                                                sharding=sharding),

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from searchrl.models.inference import slots
+from searchrl.models.inference import engine_weights
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
@@ -124,7 +124,7 @@ class WeightSync:
     whole = arranged(mesh.devices)
     self._source = whole if self.together else meshes.local(whole)
     self._shardings = meshes.shardings(whole, axes)
-    layered = slots.unstacked_axes(axes, layers)
+    layered = engine_weights.unstacked_axes(axes, layers)
     target = meshes.shardings(whole, layered)
     self._move = dispatch.Ordered(
         _copier(dtype, meshes.sharding(whole, ())) if mesh.size == 1 else

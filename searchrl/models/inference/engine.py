@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from searchrl.models.inference import compilation
+from searchrl.models.inference import engine_weights
 from searchrl.models.inference import slot_state
 from searchrl.models.inference import kv_cache
 from searchrl.models.inference import layouts
@@ -127,8 +128,11 @@ class Engine:
     self._empty, self._programs = programs.jitted(
         config, layout, copies, dtype, steps=steps, patience=patience,
         records=records, ordered=ordered, shardings=shardings)
-    self._state: programs.State | None = self._empty()
-    self.records = self._state.routing is not None
+    # On CPUs, `load` makes the slots.
+    self._state: programs.State | None = None if self._on_cpu else self._empty()
+    self._convert = engine_weights.Conversion(
+        dtype, config.matmul_dtype, ordered)
+    self.records = bool(records and config.experts)
     any_rows = layout.any_rows and copies == 1
     # A decode may compute fewer rows if the products still round alike, which
     # `compile` tries on CPUs.
@@ -184,7 +188,7 @@ class Engine:
 
     Args:
       params: Parameters of the decoder, with layers stacked, or already the
-        result of `slots.unstacked` in the engine's dtype.
+        result of `engine_weights.unstacked` in the engine's dtype.
       temperature: Sampling temperature. 0 is greedy, with log-probs at
         temperature 1. None: each `Append` has its own.
       truncation: Rules for which tokens may be drawn.
@@ -212,12 +216,7 @@ class Engine:
     With few rows, these are only the programs of the fewest rows.
     """
     if self._waiting is not None:
-      is_ready = isinstance(self._waiting['layers'], tuple)
-      self._params = self._waiting if is_ready else (
-          programs.unstack(self._programs, self._waiting))
-      if 'rounded' in self._programs:
-        self._params = self._programs['rounded'](self._params)
-      self._waiting = None
+      self._params, self._waiting = self._convert(self._waiting), None
     by_row = self._draws is not None
     for truncated in (False, True) if by_row and not self._few_rows else (
         self._truncation is not None,):
@@ -247,7 +246,8 @@ class Engine:
       self._draws[0] = sampling.Draw()
     for count in self._tiles[:1] if self._few_rows else self._tiles:
       self._append_tiles([], count)
-    self._copy([], 0)
+    if self.slots > self._copies:  # a slot alone has no other one to copy from
+      self._copy([], 0)
     if self.records:
       self._programs['routing'](
           state=self._state, index=self._contents.index(0))

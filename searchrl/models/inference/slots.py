@@ -11,13 +11,13 @@
 
 A slot is a row of the KV cache that has the tokens of one trajectory. A tile is
 a part of a text that is prefilled as one row. All programs take the `state` of
-all slots. All but `routing` donate it and return the new state. Params are
-`unstacked`, and `config` is the decoder's shape. The `layout` of the cache
-decides where keys and values are stored and how they are read. In `append` and
-`copy`, slots are numbered from 0 on each device, and elsewhere over all
-devices; a number out of range means no slot. On CPUs the results of a row
-depend on this row alone: no product's shape depends on the other rows, and a
-block that a row does not see adds exact zeros.
+all slots. All but `routing` donate it and return the new state. Params are a
+result of `engine_weights.Conversion`, and `config` is the decoder's shape. The
+`layout` of the cache decides where keys and values are stored and how they are
+read. In `append` and `copy`, slots are numbered from 0 on each device, and
+elsewhere over all devices; a number out of range means no slot. On CPUs the
+results of a row depend on this row alone: no product's shape depends on the
+other rows, and a block that a row does not see adds exact zeros.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
-import numpy as np
 
 from searchrl.models import experts
 from searchrl.models.inference import sampling
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 from searchrl.models.inference.stops import StopTable
-from searchrl.models import lora
 from searchrl.models import transformer
 from searchrl.models.transformer import Params, TransformerConfig
 
@@ -100,61 +98,6 @@ def logical_axes(config: TransformerConfig, layout: Layout,
   return State(**axes)
 
 
-def unstacked(params: Params, dtype: Any) -> Params:
-  """Returns params in `dtype` whose layers are a tuple of trees.
-
-  In `params`, layers are stacked on axis 0 of each array.
-  """
-  return unstack(dict(
-      cast=functools.partial(_cast, dtype=dtype),
-      layer=functools.partial(_layer_at, dtype=dtype)), params)
-
-
-def unstack(programs: dict[str, Callable[..., Any]], params: Params) -> Params:
-  """Returns `unstacked(params)`, one layer after the other.
-
-  A single program with all layers would take seconds to compile.
-
-  Args:
-    programs: Result of `jitted`.
-    params: Parameters of the decoder, with layers stacked.
-  """
-  others = {k: v for k, v in params.items() if k != 'layers'}
-  count = jax.tree.leaves(params['layers'])[0].shape[0]
-  return {**programs['cast'](others), 'layers': tuple(
-      programs['layer'](params['layers'], np.int32(i)) for i in range(count))}
-
-
-def _cast(tree, dtype):
-  return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
-
-
-def _layer_at(layers, index, dtype):
-  return _cast(jax.tree.map(
-      lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False),
-      layers), dtype)
-
-
-def rounded(params: Params, dtype: Any) -> Params:
-  """Returns params whose projection matrices and head are cast to `dtype`.
-
-  It is the dtype in which they are multiplied. Otherwise each call of a program
-  would convert them. `params` is a result of `unstacked`. The embedding is not
-  cast; a head that is tied to it becomes a matrix of its own.
-  """
-  def cast(path, leaf):
-    is_projection = path[-2].key in lora.TARGETS and path[-1].key == 'kernel'
-    return leaf.astype(dtype) if is_projection else leaf
-
-  return {**params, 'head': {'kernel': transformer.head(params).astype(dtype)},
-          'layers': jax.tree.map_with_path(cast, params['layers'])}
-
-
-def unstacked_axes(axes: dict[str, Any], layers: int) -> dict[str, Any]:
-  """Returns the logical axes of `unstacked` params, given stacked axes."""
-  return {**axes, 'layers': (transformer.layer_axes(axes),) * layers}
-
-
 def append(
     params: Params,
     state: State,
@@ -174,7 +117,7 @@ def append(
   The tokens before a tile must be in the same call, or written earlier.
 
   Args:
-    params: Parameters of the decoder, from `unstacked`.
+    params: Weights of the decoder, from `engine_weights.Conversion`.
     state: State of all slots.
     slot: Slot of each tile, on its device; `layout.slots`: none.
     tokens: Token ids of each tile, right-padded to c.
@@ -432,10 +375,6 @@ def jitted(
 
   model = dict(config=config, layout=layout)
   return make, dict(
-      cast=ordered(jax.jit(functools.partial(_cast, dtype=dtype))),
-      layer=ordered(jax.jit(functools.partial(_layer_at, dtype=dtype))),
-      **({'rounded': ordered(jax.jit(functools.partial(
-          rounded, dtype=config.matmul_dtype)))} if config.matmul_dtype else {}),
       append=jit(append, **model), copy=jit(copy, layout=layout),
       begin=jit(begin), release=jit(release),
       routing=ordered(jax.jit(routing, out_shardings=read)),
