@@ -142,6 +142,8 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
                      mix=((0, (0, 2, 1)), (10, (1, 2, 1))))
   _evaluates(config)
   config.rollout.update(questions_per_step=8, group_size=12, max_num_seqs=48)
+  # Two conversations fit in most rows of 640 tokens, and often not in 512.
+  config.learner.pack_length = 640
   config.optimizer.update(learning_rate=2e-5, warmup_steps=2)
   config.train.update(num_steps=30, checkpoint_every=5, max_rollouts=0)
   config.evaluate.every = 0

@@ -18,6 +18,7 @@ from searchrl.models import policy_logprobs
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.models.inference import engine as engines
+from searchrl.models.inference import engine_weights
 from searchrl.models.inference import layouts
 from searchrl.models.inference import sampling
 from searchrl.models.inference import slots as programs
@@ -181,8 +182,9 @@ def test_the_compiler_says_that_they_cost_nothing(program):
     return jax.jit(functools.partial(
         programs.decode, config=config, layout=layout, steps=16, patience=4)
     ).lower(
-        jax.eval_shape(functools.partial(programs.unstacked, dtype='float32'),
-                       transformer.abstract(config)),
+        jax.eval_shape(
+            functools.partial(engine_weights.unstacked, dtype='float32'),
+            transformer.abstract(config)),
         jax.eval_shape(lambda: programs.empty(config, layout, 1, 'float32')),
         table, np.float32(1), None).compile()
 
