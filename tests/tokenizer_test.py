@@ -3,6 +3,7 @@
 """tokenizer: bytes of ids, and outside text that stays plain text."""
 
 import json
+import os
 import pathlib
 
 import chats
@@ -207,6 +208,17 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 def folder(tmp_path):
   chats.byte_level()._fast.save_pretrained(tmp_path)
   return tmp_path
+
+
+def test_a_tokenizer_is_loaded_once_unless_a_file_changes(folder):
+  own = folder / 'generation_config.json'
+  own.write_text('{"eos_token_id": 1}')
+  first = tokenizers.load(str(folder))
+  assert tokenizers.load(str(folder)) is first
+  own.write_text('{"eos_token_id": 2}')
+  os.utime(own, ns=(0, 0))  # two writes may get the same time
+  assert tokenizers.load(str(folder)).eos_ids == (2,)
+  assert first.eos_ids == (1,)
 
 
 def test_words_are_split_as_the_file_says_whatever_class_is_named(folder):
