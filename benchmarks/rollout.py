@@ -41,8 +41,8 @@ from searchrl.experiment import model_folders
 from searchrl.experiment import policy as policies
 from searchrl.models import transformer
 from searchrl.models.inference import engine as engines
-from searchrl.models.inference import kv_blocks
 from searchrl.models.inference import engine_weights
+from searchrl.models.inference import kv_blocks
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
 from searchrl.rollouts import driver

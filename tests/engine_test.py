@@ -517,6 +517,15 @@ def test_varied_rollouts_compile_nothing_after_the_first_feed(params, copies):
   assert not compiled and fresh.compile() == truncated <= 32
 
 
+def test_a_slot_alone_needs_no_program_that_copies(params):
+  alone = build(stop=('never sampled',), slots=1)
+  alone.load(params, 0.0)
+  programs, prompt = alone.compile(), ids(np.random.default_rng(5), 9)
+  first = sample_all(alone, {0: prompt})
+  assert sample_all(alone, {0: prompt}) == first  # and nothing is copied
+  assert alone.copied_tokens == 0 and alone.compile() == programs
+
+
 def test_stop_strings_come_and_go_with_the_weights(other, params):
   pieces, inputs = TOKENIZER.token_bytes, turn_inputs(64)
   other.load(params, TEMPERATURE)

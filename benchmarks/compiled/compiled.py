@@ -85,9 +85,9 @@ from searchrl.models import attention
 from searchrl.models import shipped_shapes
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.models.inference import engine_weights
 from searchrl.models.inference import kv_cache
 from searchrl.models.inference import layouts
-from searchrl.models.inference import engine_weights
 from searchrl.models.inference import slots as slots_lib
 from searchrl.models.inference import stops
 from searchrl.rollouts import weight_sync
