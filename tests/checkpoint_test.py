@@ -132,7 +132,15 @@ def test_pinned_steps_stay_besides(tmp_path):
   assert checkpoint.steps(tmp_path) == [2, 4]
 
 
-def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
+@pytest.fixture(params=('on CPUs', 'in the background'))
+def each_way(request, monkeypatch):
+  """Saves as on CPUs, without a copy, and as on accelerators."""
+  if request.param == 'in the background':
+    monkeypatch.setattr(checkpoint, '_is_on_cpus', lambda leaf: False)
+
+
+@pytest.mark.usefixtures('each_way')
+def test_what_is_saved_is_what_was_there(tmp_path):
   """An update that takes the buffers over changes neither bytes nor digests."""
   update = jax.jit(lambda state: jax.tree.map(jnp.zeros_like, state),
                    donate_argnums=0)
@@ -145,8 +153,21 @@ def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
     assert restore(tmp_path, at=step)[2] == {'step': step}
 
 
-def test_a_save_that_fails_in_the_background_is_told_and_harms_no_other(
+def test_cpus_copy_nothing_and_have_committed_when_save_returns(
     tmp_path, monkeypatch):
+  monkeypatch.setattr(checkpoint, '_AT_ONCE', 8)  # array by array
+  with checkpoint.Saver(tmp_path) as saver:
+    with monkeypatch.context() as patch:
+      patch.setattr(checkpoint.array_digests, 'copy', lambda leaf: 1 / 0)
+      patch.setattr(checkpoint.array_digests, 'describe', lambda leaf: {})
+      saver.save(1, state_of(1), {})
+    assert checkpoint.steps(tmp_path) == [1]
+    saver.save(2, state_of(2), {})
+  assert restore(tmp_path)[0] == 2
+
+
+@pytest.mark.usefixtures('each_way')
+def test_a_save_that_fails_is_told_and_harms_no_other(tmp_path, monkeypatch):
   saved(tmp_path, 1)
   write = checkpoint.atomic_files.write
 

@@ -38,11 +38,13 @@ import orbax.checkpoint as ocp
 
 from searchrl.runtime import array_digests
 from searchrl.runtime import atomic_files
+from searchrl.runtime import host_memory
 from searchrl.runtime import run_store
 
 Path = str | os.PathLike[str]
 
 _STATE, _EXTRA, _MARKER = 'state', 'extra.json', 'integrity.json'
+_AT_ONCE = 256 << 20  # bytes of arrays that CPUs write at a time
 
 
 class _Damaged(Exception):
@@ -66,6 +68,10 @@ class Saver:
   next save, by `wait`, or at the end. With several hosts, every process makes
   the same calls, on a file system that they share.
 
+  Arrays on CPUs are not copied: `save` returns once the step is committed. The
+  cores that would write beside the next step are those that compute it, and a
+  copy would take as much memory as the state.
+
   Args:
     directory: Directory of all steps.
     keep: Number of newest steps that are kept; at least 1.
@@ -75,7 +81,6 @@ class Saver:
     if keep < 1:
       raise ValueError(f'keep must be at least 1, but is {keep}.')
     self._directory, self._keep = _absolute(directory), keep
-    self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
     self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
     self._saving: futures.Future[None] | None = None
 
@@ -105,15 +110,21 @@ class Saver:
       shutil.rmtree(path, ignore_errors=True)  # left behind by a killed save
       path.mkdir(parents=True)
     _all_agree()
-    copies = {name: array_digests.copy(leaf) for name, leaf in leaves.items()}
+    in_background = not all(map(_is_on_cpus, leaves.values()))
+    copies = leaves if not in_background else {
+        name: array_digests.copy(leaf) for name, leaf in leaves.items()}
     # What a host lacks a part of is gathered now, while all hosts take part.
     gathered = {name: array_digests.describe(leaf)
                 for name, leaf in copies.items()
                 if not array_digests.is_whole_on_each_host(leaf)}
+    orbax = ocp.AsyncCheckpointer(_handler(leaves, in_background))
     with _as_os_error(path):
-      self._orbax.save(path / _STATE, args=ocp.args.PyTreeSave(copies))
+      orbax.save(path / _STATE, args=ocp.args.PyTreeSave(copies))
     self._saving = self._thread.submit(
-        self._commit, step, copies, gathered, extra_text, pinned)
+        self._commit, orbax, step, copies, gathered, extra_text, pinned)
+    if not in_background:
+      self.wait()
+      host_memory.give_back()  # the compressed bytes'
 
   def wait(self) -> None:
     """Waits until the last saved step is committed on all hosts."""
@@ -133,15 +144,14 @@ class Saver:
         futures.wait([self._saving])
     finally:
       self._thread.shutdown()
-      self._orbax.close()
 
-  def _commit(self, step, copies, gathered, extra_text, pinned) -> None:
+  def _commit(self, orbax, step, copies, gathered, extra_text, pinned) -> None:
     """Seals the step once Orbax has written it. Runs in the thread."""
     described = {name: gathered.get(name) or array_digests.describe(leaf)
                  for name, leaf in copies.items() if jax.process_index() == 0}
     path = self._directory / str(step)
     with _as_os_error(path):
-      self._orbax.wait_until_finished()
+      orbax.close()  # waits until all is written
     if jax.process_index() == 0:
       atomic_files.write(path / _EXTRA, extra_text)
       body = {'step': step, 'extra': _sha256(extra_text), 'leaves': described}
@@ -292,6 +302,26 @@ def _read_leaves(path: pathlib.Path, leaves: dict[str, Any]) -> dict[str, Any]:
   if not _all_agree(not reason):
     raise _Damaged(reason or 'another process could not read it')
   return restored
+
+
+def _handler(leaves: dict[str, Any], in_background: bool
+             ) -> ocp.PyTreeCheckpointHandler:
+  """Returns Orbax's handler of a save.
+
+  The cores that would compute the next step compress one array or two at a
+  time, so that the compressed bytes take little memory.
+  """
+  if in_background:
+    return ocp.PyTreeCheckpointHandler()
+  largest = max(leaf.nbytes for leaf in leaves.values())
+  return ocp.PyTreeCheckpointHandler(
+      handler_impl=ocp.BasePyTreeCheckpointHandler(
+          save_concurrent_bytes=max(largest, _AT_ONCE) + 1))
+
+
+def _is_on_cpus(leaf: jax.Array) -> bool:
+  device: Any = next(iter(leaf.sharding.device_set))
+  return device.platform == 'cpu'
 
 
 def _check_room(directory: pathlib.Path, leaves: dict[str, Any]) -> None:
