@@ -358,11 +358,8 @@ def _update(config, shape, mesh, kind) -> Update:
   else:
     size = update_memory.estimated(learner, name, rows, platform == 'tpu')
   state = learner.train_step.abstract_state()
-  # A checkpoint is a copy, and buffers of as many bytes that are compressed.
-  copies = 2 * ('rollout' in config and platform == 'cpu')
   return Update(
       holds, size, update_memory.workspace(learner, name), compiled,
-      copies * meshes.bytes_of(state),
       on_host * meshes.bytes_of([x.opt_state for x in state.values()]))
 
 

@@ -20,8 +20,6 @@ class Update(NamedTuple):
   bytes: float = 0  # further bytes during an update; 0: there is none
   workspace: float = 0  # further bytes of cuDNN's workspace
   compiled: bool = False  # whether `bytes` is from the compiler or an estimate
-  # Bytes while a checkpoint is written beside the next rollouts, on a CPU host.
-  saving: float = 0
   # Bytes of moments in the hosts' memory, for each device.
   on_host: float = 0
 
@@ -65,7 +63,7 @@ class Plan:
       return 0
     update = self.update
     return sum(self.holds.values()) + max(  # a copy is made for the sampler
-        update.saving + update.bytes + update.workspace, self.engine.weights)
+        update.bytes + update.workspace, self.engine.weights)
 
   def peak_with(self, engine: Engine) -> float:
     """Returns the largest number of bytes at any time on a device that samples.
@@ -78,8 +76,7 @@ class Plan:
       return sum(self.sampling.values()) + change + engine.besides
     freed = engine.cache if self.frees_cache else 0
     return sum(self.holds.values()) + change + max(
-        engine.besides + update.saving,
-        update.bytes + update.workspace - freed)
+        engine.besides, update.bytes + update.workspace - freed)
 
   @property
   def fits(self) -> bool:

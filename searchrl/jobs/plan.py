@@ -54,7 +54,6 @@ def _describe_devices(plan: plan_totals.Plan) -> str:
   how = 'compiled' if update.compiled else 'estimated, not compiled'
   rollouts = {
       'rollouts: weights, logits, a prefill (estimated)': plan.engine.besides}
-  saving = {'and rollouts: the checkpoint before, being written': update.saving}
   prefix = 'or ' * bool(sampling is None and plan.engine.besides)
   training = {
       f'{prefix}update: gradients, activations ({how})': update.bytes,
@@ -65,12 +64,11 @@ def _describe_devices(plan: plan_totals.Plan) -> str:
     remedy = (f'For rollouts, {_FOR_ROLLOUTS} help; for updates, '
               f'{_FOR_UPDATES}; for both, more devices.' if update.bytes else
               f'These help: {_FOR_ROLLOUTS}.')
-    return _table(plan, 'a device holds', plan.holds | rollouts | saving
-                  | training, plan.peak, remedy)
+    return _table(plan, 'a device holds', plan.holds | rollouts | training,
+                  plan.peak, remedy)
   copy = {'or a copy of the weights, before it is sent': plan.engine.weights}
-  saving = {'and the checkpoint before, being written': update.saving}
   return _table(
-      plan, 'a device that trains holds', plan.holds | training | saving | copy,
+      plan, 'a device that trains holds', plan.holds | training | copy,
       plan.training_peak, f'These help: {_FOR_UPDATES}.') + '\n\n' + _table(
           plan, 'a device that samples holds', sampling | rollouts,
           plan.peak_with(plan.engine), f'These help: {_FOR_ROLLOUTS}.')

@@ -3,9 +3,10 @@
 """Log filters: a failed write gives one message instead of many tracebacks.
 
 When a write fails, Orbax raises the error, but first logs it with a traceback
-in each of its threads. asyncio logs it again for each array, and tensorstore
-reports each write that ends after Orbax's event loop. The code that handles the
-raised error reports it, so all of these messages are dropped.
+in each of its threads. asyncio logs it again for each array, tensorstore
+reports each write that ends after Orbax's event loop, and Python each write
+that has not begun. The code that handles the raised error reports it, so all of
+these messages are dropped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 
 _ORBAX = f'{os.sep}orbax{os.sep}checkpoint{os.sep}'
 
@@ -27,6 +29,9 @@ def drop_repeated_errors() -> None:
   """
   for name in ('absl', 'asyncio'):
     logging.getLogger(name).addFilter(_is_new)
+  warnings.filterwarnings(
+      'ignore', r"coroutine 'async_serialize.*' was never awaited",
+      RuntimeWarning)
   hook = sys.unraisablehook
   if getattr(hook, 'func', None) is not _unless_late:  # else already installed
     sys.unraisablehook = functools.partial(_unless_late, hook)
@@ -37,8 +42,10 @@ def _is_new(record: logging.LogRecord) -> bool:
   if record.levelno < logging.ERROR or not record.exc_info:
     return True
   _, error, trace = record.exc_info
-  is_write = isinstance(error, OSError) or 'os_error_code=' in str(error)
-  return not is_write or not any(
+  is_tensorstores = 'os_error_code=' in str(error)
+  if record.name == 'asyncio' and is_tensorstores:  # may have no traceback
+    return False
+  return not (is_tensorstores or isinstance(error, OSError)) or not any(
       _ORBAX in frame.filename for frame in traceback.extract_tb(trace))
 
 
