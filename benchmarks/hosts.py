@@ -150,10 +150,7 @@ def run(count: int, folder: pathlib.Path, more: Sequence[str],
   command = [str(folder), *flags(count, folder, engine or {}), *more]
   env = {'NPROC': '1', 'SEARCHRL_HEARTBEAT_SECS': str(HEARTBEAT),
          'SEARCHRL_START_SECS': '300', 'SEARCHRL_SHUTDOWN_SECS': str(SHUTDOWN),
-         'PYTHONPATH': f'{ROOT}:{ROOT / "benchmarks"}',
-         # Programs are optimized, which those of tests are not.
-         'XLA_FLAGS': '--xla_force_host_platform_device_count=1',
-         **dict(case.env)}
+         'PYTHONPATH': f'{ROOT}:{ROOT / "benchmarks"}', **dict(case.env)}
   with loopback.start(count, 'hosts_worker', *command, devices=1,
                       env=env) as group:
     began = strike(group, folder, case)

@@ -25,20 +25,12 @@ import tempfile
 import time
 from typing import Any
 
-import jax
-
 ROOT = pathlib.Path(__file__).parents[1]
 
 _CLASH = 'Failed to add port to server'  # jax then ends by a segmentation fault
 _OTHERS = re.compile(r'(JAX_(COORD|NUM_PROC|PROCESS_ID)|SLURM_|TPU_|OMPI_).*|'
                      r'(?i:.*_proxy)')  # gRPC would ask a proxy for loopback
 
-
-# Processes other than the first one compile all programs each time, because no
-# cache has theirs. So they compile fast, as the tests' own process does.
-_FAST = ' --xla_backend_optimization_level=0'
-if jax.__version__.startswith('0.10.'):  # later versions have no such flag
-  _FAST += ' --xla_cpu_use_fusion_emitters=false'
 
 _OUTPUT = r'''
 import json
@@ -118,8 +110,7 @@ def start(
   command = [sys.executable, *what, code_or_module, *map(str, args)]
   base = {k: v for k, v in os.environ.items() if not _OTHERS.fullmatch(k)} | {
       'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'
-                   + _FAST,
+      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
       'JAX_COORDINATOR_ADDRESS': f'127.0.0.1:{_free_port()}',
       'JAX_NUM_PROCESSES': str(processes),
       'SEARCHRL_START_SECS': '60', 'SEARCHRL_HEARTBEAT_SECS': '10',
