@@ -68,9 +68,9 @@ class Saver:
   next save, by `wait`, or at the end. With several hosts, every process makes
   the same calls, on a file system that they share.
 
-  Arrays on CPUs are not copied: `save` returns once the step is committed. The
-  cores that would write beside the next step are those that compute it, and a
-  copy would take as much memory as the state.
+  Arrays on CPUs are not copied: `save` returns once the step is committed, and
+  raises its own error. The cores that would write beside the next step are
+  those that compute it, and a copy would take as much memory as the state.
 
   Args:
     directory: Directory of all steps.
@@ -308,8 +308,8 @@ def _handler(leaves: dict[str, Any], in_background: bool
              ) -> ocp.PyTreeCheckpointHandler:
   """Returns Orbax's handler of a save.
 
-  The cores that would compute the next step compress one array or two at a
-  time, so that the compressed bytes take little memory.
+  On CPUs, arrays of `_AT_ONCE` bytes together, or one larger array, are
+  compressed at a time, so that the compressed bytes take little memory.
   """
   if in_background:
     return ocp.PyTreeCheckpointHandler()

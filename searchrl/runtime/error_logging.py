@@ -42,10 +42,10 @@ def _is_new(record: logging.LogRecord) -> bool:
   if record.levelno < logging.ERROR or not record.exc_info:
     return True
   _, error, trace = record.exc_info
-  is_tensorstores = 'os_error_code=' in str(error)
-  if record.name == 'asyncio' and is_tensorstores:  # may have no traceback
+  of_tensorstore = 'os_error_code=' in str(error)
+  if record.name == 'asyncio' and of_tensorstore:  # may have no traceback
     return False
-  return not (is_tensorstores or isinstance(error, OSError)) or not any(
+  return not (of_tensorstore or isinstance(error, OSError)) or not any(
       _ORBAX in frame.filename for frame in traceback.extract_tb(trace))
 
 
