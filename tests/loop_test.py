@@ -4,6 +4,7 @@
 
 import dataclasses
 import time
+import types
 
 from configs import grpo
 import numpy as np
@@ -76,6 +77,33 @@ def test_a_search_beyond_the_timeout_is_counted_and_not_trained_on(tmp_path):
     np.testing.assert_allclose(
         seen['advantages'], advantages[row][batch.loss_mask[row]]
         if advantages.ndim > 1 else [advantages[row]] * len(sampled), rtol=1e-5)
+
+
+def test_freed_memory_is_given_back_before_the_update(monkeypatch):
+  calls = []
+
+  def record(name, result=None):
+    return lambda *args, **kwargs: calls.append(name) or result
+
+  class Updates(Exception):
+    """Ends the step where the update begins."""
+
+  def update(*args):
+    raise Updates
+
+  collected = collect.Collected([], [], {}, collect.Progress())
+  experiment = types.SimpleNamespace(
+      learner=types.SimpleNamespace(
+          policy=record('policy'), score=record('score'), update=update),
+      sampler=types.SimpleNamespace(
+          budgets=types.SimpleNamespace(contexts=1)),
+      algorithm=None, rounds=(), params=None)
+  monkeypatch.setattr(loop.collect, 'collate', record('collate'))
+  monkeypatch.setattr(loop.host_memory, 'give_back', record('give back'))
+  with pytest.raises(Updates):
+    loop.step(experiment, grpo.get_config(), record('sample', collected), None,
+              collected.progress, progress_lib.Timer())
+  assert calls == ['policy', 'sample', 'collate', 'score', 'give back']
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from searchrl.rollouts import records
 from searchrl.rollouts.collect import Collected, Progress
 from searchrl.runtime import checkpoint
 from searchrl.runtime import dispatch
+from searchrl.runtime import host_memory
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import progress as progress_lib
@@ -236,6 +237,8 @@ def step(experiment: Experiment, config, take: Take, state: Any,
       experiment.rounds, length=config.rollout.max_length,
       mask_truncated=config.rollout.mask_truncated, contexts=contexts)
   packed = learner.score(state, batch, experiment.params, timer)
+  # Only now: the sampler's last program held the KV cache after its result.
+  host_memory.give_back()
   updated = learner.update(state, packed, experiment.params, timer)
   values |= updated.metrics
   values['guards/arrays_not_finite'] = len(

@@ -49,7 +49,7 @@ _REMATS = ('', 'dots', 'nothing')  # the fastest first
 _SLOTS = 16, 256  # minimum and maximum slots per copy of the weights
 _DOCUMENTS = 32  # minimum documents per row and device for two rows
 # Bytes that a process needs besides its arrays; see benchmarks/speed.md.
-_PROCESS = 0.9 * GIB
+_PROCESS = 1.2 * GIB
 
 
 def make(config) -> Plan:

@@ -68,18 +68,15 @@ class Plan:
   def peak_with(self, engine: Engine) -> float:
     """Returns the largest number of bytes at any time on a device that samples.
 
-    It is the number if rollouts used `engine`. Where an update frees the KV
-    cache, other memory of the sampler may be given back late, and is counted.
+    It is the number if rollouts used `engine`.
     """
     chosen, update = self.engine, self.update
     change = engine.cache - chosen.cache + engine.frozen - chosen.frozen
     if self.sampling is not None:
       return sum(self.sampling.values()) + change + engine.besides
-    held = sum(self.holds.values()) + change
-    updating = update.bytes + update.workspace
-    if self.frees_cache:
-      return held + engine.besides + max(updating - engine.cache, 0)
-    return held + max(engine.besides, updating)
+    freed = engine.cache if self.frees_cache else 0
+    return sum(self.holds.values()) + change + max(
+        engine.besides, update.bytes + update.workspace - freed)
 
   @property
   def fits(self) -> bool:

@@ -54,8 +54,7 @@ def _describe_devices(plan: plan_totals.Plan) -> str:
   how = 'compiled' if update.compiled else 'estimated, not compiled'
   rollouts = {
       'rollouts: weights, logits, a prefill (estimated)': plan.engine.besides}
-  prefix = ('and ' if plan.frees_cache else 'or ') * bool(
-      sampling is None and plan.engine.besides)
+  prefix = 'or ' * bool(sampling is None and plan.engine.besides)
   training = {
       f'{prefix}update: gradients, activations ({how})': update.bytes,
       'and update: the KV cache is freed':

@@ -151,7 +151,6 @@ class Sampler:
       host_memory.give_back()  # the compiler's
     rollouts = _with_retries(sample, requests, search, search_retries, enough)
     self.engine.unload()
-    host_memory.give_back()  # the cache's: an update on CPUs needs the room
     if not self.together:
       finish()
       return _of_all_processes(rollouts)
