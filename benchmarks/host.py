@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""What a turn of a rollout costs the host, with a device that takes no time.
+r"""Measures the host's cost of a rollout's turn, if the device took no time.
 
   python benchmarks/host.py
 

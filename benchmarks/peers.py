@@ -351,7 +351,7 @@ def tunix_cluster(steps: int, **rollout):
       np.array(jax.devices()[:1]).reshape(1, 1), ('fsdp', 'tp'))
 
   def drawn(path, leaf):
-    """As the others' are; Tunix's own norms of 0 sample one token forever."""
+    """Draws weights like the others'; Tunix's norms of 0 repeat one token."""
     name = jax.tree_util.keystr(path)
     if leaf.ndim == 1:
       return jax.numpy.full(leaf.shape, float('norm' in name))

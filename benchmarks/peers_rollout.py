@@ -113,10 +113,10 @@ def medians(taken) -> dict[str, float]:
 
 
 def counted(samples) -> dict[str, int]:
-  """Tokens of samples, and those of samples that differ.
+  """Counts the tokens of all samples, and those of samples that differ.
 
   Args:
-    samples: (prompt, ids that were sampled after it), one each.
+    samples: One (prompt, ids that were sampled after it) for each sample.
   """
   samples = [(prompt, tuple(map(int, ids))) for prompt, ids in samples]
   return dict(tokens=sum(len(ids) for _, ids in samples),
@@ -245,7 +245,7 @@ def transformers(options) -> None:
 
 
 def trl(options) -> None:
-  """What GRPOTrainer generates with, from texts to ids and texts."""
+  """Times GRPOTrainer's own generation, from texts to ids and texts."""
   del options
   with tempfile.TemporaryDirectory() as folder:
     trainer = peers.trl_trainer(folder, steps=1)
@@ -260,7 +260,7 @@ def trl(options) -> None:
 
 
 def tunix(options) -> None:
-  """Its vanilla sampler in a batch, and one call a turn of a conversation."""
+  """Times Tunix's vanilla sampler: in a batch, and in one call per turn."""
   del options
   import asyncio
   import concurrent.futures
@@ -302,7 +302,7 @@ def tunix(options) -> None:
     chat = Bare(model.tokenizer)
 
     def call(messages, env=None, max_generation_steps=None):
-      """As AgenticRLLearner calls the model, but for `most`."""
+      """Calls the model as AgenticRLLearner does, but for `most`."""
       env.task['policy_version'] = 0
       return model.generate(
           prompts=chat.parse(messages, add_generation_prompt=True,

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""Which engine finds the passage that states a fact: plain and hard worlds.
+r"""Measures how often each engine finds the passage that states a fact.
 
   python benchmarks/recall.py
 
@@ -84,7 +84,7 @@ def case(hard: bool, scale: float, seed: int, options
 
 
 def found(search, asked, top_k: int) -> list[bool]:
-  """Whether each query finds its passage."""
+  """Returns for each query whether it finds its passage."""
   results = search([Query(query, top_k, Question(query, query, ()))
                     for query, _ in asked])
   return [uid in {p.id for p in passages}

@@ -127,7 +127,7 @@ class ScriptedEngine:
     return self._stopped
 
   def kind(self, tokens) -> str | None:
-    """What an action's tokens mean; None if they are no action's."""
+    """Returns the kind of an action by its tokens, or None for other tokens."""
     return self._kind.pop(id(tokens), None)
 
 

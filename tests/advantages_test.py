@@ -29,7 +29,7 @@ BASELINES = {
 
 
 def gae(discount, gae_lambda, index):
-  """Of the Estimate, the advantages or the returns."""
+  """Returns GAE and its oracle: their advantages (index 0) or returns (1)."""
   options = dict(discount=discount, gae_lambda=gae_lambda)
   return (lambda x: advantages.gae(
               x['token_rewards'], x['values'], x['mask'], **options)[index],

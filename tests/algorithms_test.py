@@ -583,7 +583,7 @@ def corrected_by_loops(
 
 def policy_loss_by_loops(
     recipe, config, logprobs, old, advs, mask, count_mask, start):
-  """Of each token, or of each row."""
+  """Returns the loss of each token, or of each row, by loops."""
   match recipe:
     case 'gspo' | 'dspo':
       return oracles.sequence_ratio_loss(
@@ -851,7 +851,7 @@ def test_facts_of_the_recipes(recipe, needs):
 
 @pytest.mark.parametrize('tokens', ['policy', 'all'])
 def test_recipes_that_skip_zeros_have_no_gradient_there(name, tokens):
-  """And it is these that have neither a KL nor an entropy nor a critic."""
+  """These recipes are those that have no KL, no entropy and no critic."""
   if tokens == 'all' and name not in ON_ALL:
     pytest.skip('not trained on observations')
   algorithm = (ON_ALL if tokens == 'all' else ALGORITHMS)[name]

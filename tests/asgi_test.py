@@ -32,7 +32,7 @@ MIB = 2**20
 
 @pytest.fixture(params=['httptools', 'h11'])
 def parser(request, monkeypatch):
-  """What uvicorn takes where httptools is installed, and where it is not."""
+  """The parser that uvicorn uses with httptools, and the one without it."""
   pytest.importorskip(request.param)
   if request.param == 'h11':
     monkeypatch.setattr('uvicorn.protocols.http.auto.AutoHTTPProtocol',

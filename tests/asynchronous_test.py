@@ -60,7 +60,7 @@ def rollouts(collected=record, **options):
 
 
 def run(source, steps, start=0):
-  """What each step takes, with an update between them."""
+  """Returns what each step takes, with an update between them."""
   progress = collect.Progress(step=start, rollouts=10 * start, silent_steps=3)
   seen = []
   with contextlib.closing(source):

@@ -53,7 +53,7 @@ def found(request, folder):
 
 
 def _check_line(text, words):
-  """Of what is said the last line is the sentence, but for the hint."""
+  """Checks that the last line before the hint is a sentence with the words."""
   lines = text.strip().removesuffix(HINT).strip().splitlines()
   assert lines and 'Traceback' not in text, text
   *before, line = lines

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a hurried user gets wrong: commands, and the words of the answer.
+"""Mistakes of a hurried user: commands, and the words of the answers.
 
 `bad_input_test.py` runs all of them in one process, which this file is, too:
 
@@ -692,7 +692,7 @@ class _Hang(BaseException):
 
 
 def run(row: Row, folder: pathlib.Path, workdir: pathlib.Path) -> dict:
-  """What became of a row: its exit code, what it said, what it touched."""
+  """Runs a row and returns its exit code, its output and what it touched."""
   from jax._src import xla_bridge
   from searchrl import main
 

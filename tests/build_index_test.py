@@ -145,7 +145,7 @@ def test_bm25_alone_writes_no_vectors(tmp_path, corpus, capsys):
 
 
 class Killed(BaseException):
-  """What a kill is to a program: nothing that it catches."""
+  """Stands for a kill: a program does not catch it."""
 
 
 def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(

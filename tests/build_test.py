@@ -55,7 +55,7 @@ def test_a_truncation_of_no_kind_and_out_of_range_is_refused():
 
 
 def test_an_attention_that_fails_its_test_is_logged(monkeypatch, capsys):
-  """As on a GPU without a working kernel."""
+  """It is so on a GPU without a working kernel."""
   monkeypatch.setattr(
       build.attention, 'resolve',
       lambda *_, **__: ('xla', 'Warning: no kernel'))
@@ -70,7 +70,7 @@ def test_an_attention_that_fails_its_test_is_logged(monkeypatch, capsys):
     (12, dict(data=2, fsdp=2, tensor=2), 3, (2, 1))])
 def test_the_graphs_of_training_are_those_that_are_tested(
     monkeypatch, rows, axes, a_device, heads):
-  """On a device: the packed rows of a micro-batch, and its heads."""
+  """A device has the packed rows of a micro-batch, and its share of heads."""
   found = {}
 
   def resolve(name, **options):

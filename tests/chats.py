@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of chats share: small tokenizers of every kind, chat templates."""
+"""Small tokenizers of every kind and chat templates, for tests of chats."""
 
 import json
 
@@ -126,7 +126,7 @@ MISTRAL = r'''
 
 def byte_level(template: str | None = None, *, eos='<|im_end|>', special=(),
                added=(), prefix=False) -> ours.Tokenizer:
-  """In the manner of GPT-2: every byte is a character."""
+  """Returns a tokenizer like GPT-2's: every byte is a character."""
   raw = tokenizers.Tokenizer(models.BPE())
   raw.normalizer = normalizers.NFC()
   raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
@@ -154,7 +154,7 @@ def llama() -> ours.Tokenizer:
 
 def sentence_piece(template: str | None = None, *,
                    legacy=False) -> ours.Tokenizer:
-  """In the manner of Llama 2: words begin with ▁, bytes fall back."""
+  """Returns a tokenizer like Llama 2's: words begin with ▁, bytes fall back."""
   raw = tokenizers.Tokenizer(models.BPE())
   raw.pre_tokenizer = pre_tokenizers.Metaspace()
   raw.train_from_iterator(TEXT, trainers.BpeTrainer(
@@ -181,7 +181,7 @@ def sentence_piece(template: str | None = None, *,
 
 
 def word_piece() -> ours.Tokenizer:
-  """In the manner of BERT: what goes on with a word begins with ##."""
+  """Returns a tokenizer like BERT's: the rest of a word begins with ##."""
   raw = tokenizers.Tokenizer(models.WordPiece(unk_token='[UNK]'))
   raw.normalizer = normalizers.BertNormalizer(lowercase=True)
   raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -207,7 +207,7 @@ def written(tokenizer: ours.Tokenizer, ids) -> str:
 
 
 def unspaced(text: str) -> str:
-  """Without the space that the legacy kind reads after a special token."""
+  """Removes the space that the legacy kind reads after a special token."""
   return text.replace('<s> ', '<s>').replace('</s> ', '</s>')
 
 

@@ -281,7 +281,7 @@ def test_a_critic_changes_nothing_about_the_policy(learner, batch, params):
 
 @pytest.fixture(scope='module')
 def warming():
-  """With optimisers that have moments, two steps a batch."""
+  """Returns a learner whose optimisers have moments, with two steps a batch."""
   adam = optax.adam(1e-3)
   return make(optimizer=adam, critic_optimizer=adam, minibatches=2,
               critic_warmup=3)

@@ -137,7 +137,7 @@ def test_offsets_count_elements_of_queries_and_of_keys(monkeypatch):
 
 
 def test_jax_lowers_its_primitives_to_calls_of_the_packed_layout():
-  """In the version of jax that is installed; the calls are not compiled."""
+  """This tests the installed version of jax; the calls are not compiled."""
   rows, length, heads, kv_heads, size, places = 2, 256, 4, 2, 64, 3
   given = [jax.ShapeDtypeStruct((rows, length, n, size), jnp.bfloat16)
            for n in (heads, kv_heads, kv_heads)]

@@ -215,7 +215,7 @@ def test_training_asks_of_nothing_that_is_held_out(tmp_path):
 
 
 def test_a_recipe_names_all_that_files_are_made_of(tmp_path):
-  """Of a plain world it is what it was before there was another."""
+  """A plain world has the recipe that it had before there were hard ones."""
   def made(**options):
     datasets.generated(tmp_path, name='known', source='known', world_seed=3,
                        per_hop=(2, 1), **options)

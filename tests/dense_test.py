@@ -127,7 +127,7 @@ def test_rows_have_length_one_or_zero():
 
 
 def test_words_keep_their_combining_marks():
-  """Else these pairs of words would have the same consonants, and vectors."""
+  """Without them, these pairs of words would have the same consonants."""
   for text, other in (('हिन्दी', 'हन्द'), ('மொழி', 'மழ'), ('পানি', 'পনি')):
     one, two = dense.hashed_ngrams([text, other])
     assert abs(float(one @ two)) < 0.9

@@ -138,7 +138,7 @@ def test_marks_without_a_letter_are_left_out():
 
 @pytest.mark.parametrize('end', ['<', '<|', '< / ', '<|\n', '<</', '＜｜'])
 def test_no_tag_is_put_together_of_two_passages(end):
-  """What '<|' at an end would become is for the next passage to say."""
+  """'<|' at the end of a passage would make a tag with the next one's start."""
   first, second = Passage('1', 'on', f'x {end}'), Passage('2', end, 'y')
   dialogue = dialogues.tags()
   for budget in (*range(30), 200):

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents show runs, is what the files hold, and exists."""
+"""Commands in the documents run, excerpts equal the files, and links exist."""
 
 import ast
 import doctest
@@ -175,7 +175,7 @@ def test_the_judge_that_plays_rollouts_uses_the_engine_between_rounds(
 
 
 def named(block: str) -> set[tuple[str, str]]:
-  """What a block takes from modules of ours: {(module, attribute)}."""
+  """Returns the attributes of our modules that a block uses, by module."""
   tree = ast.parse(block)
   modules = {
       alias.asname or alias.name: f'{node.module}.{alias.name}'
@@ -212,7 +212,7 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-  """What the headings of a text are called in links, as GitHub does."""
+  """Returns the anchors of a text's headings, as GitHub makes them."""
   headings = re.findall(r'^#+ (.+)$', text, re.M)
   return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-')
           for heading in headings}

@@ -104,7 +104,7 @@ def test_every_text_makes_a_config_whose_model_is_the_named_one(name):
 @pytest.mark.parametrize('number, name', [*enumerate(CONFIGS)])
 def test_every_training_of_a_model_is_planned_and_says_its_values(
     number, name, capsys, monkeypatch):
-  """With its own setting, with another one, and with a value of another key."""
+  """Each has its own setting, another one, and a value of another key."""
   monkeypatch.setattr(weights, 'locate', lambda path: pytest.fail(path))
   if get(name, '').job.rpartition('.')[2] not in TRAININGS:
     return

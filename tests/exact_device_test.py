@@ -116,7 +116,7 @@ def test_three_bfloat16_vectors_sum_up_to_a_float32_one_exactly():
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'int8'])
 def test_split_queries_find_what_whole_ones_find(dtype):
-  """As accelerators take them; the rows are rounded, the queries are not."""
+  """Accelerators take split queries: rows are rounded, queries are not."""
   rng = np.random.default_rng(4)
   source, vectors = vector_store.InMemory(unit(rng, 300, 24)), unit(rng, 9, 24)
   found = [on_eight(source, dtype=dtype, split=split)(vectors, 10)
@@ -128,7 +128,7 @@ def test_split_queries_find_what_whole_ones_find(dtype):
 @pytest.mark.parametrize('columns, k, values', [
     (4096, 10, None), (4000, 10, 9), (4096, 1, 2), (900, 3, 4), (256, 30, None)])
 def test_the_best_columns_are_those_of_a_stable_sort(columns, k, values):
-  """With ties, and with columns and a row that are all minus infinity."""
+  """There are ties, and columns and a row that are all minus infinity."""
   rng = np.random.default_rng(columns + k)
   scores = (rng.normal(size=(20, columns)) if values is None else
             rng.integers(values, size=(20, columns))).astype(np.float32)

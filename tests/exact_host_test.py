@@ -26,7 +26,7 @@ def brute_force(rows, vectors, k):
 
 
 def on_eight(source, **options):
-  """On all eight simulated devices, with blocks much smaller than a shard."""
+  """Builds it on eight simulated devices, with blocks smaller than a shard."""
   return exact_device.build(
       source, devices=jax.local_devices(), **{'block_rows': 3} | options)
 

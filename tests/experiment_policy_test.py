@@ -25,7 +25,7 @@ DEVICES = 8
 
 
 def run_of_adapters(folder):
-  """What a run of adapters left behind, and the policy that it had."""
+  """Writes the files of a run of adapters, and returns its policy."""
   base = common.get_config()
   base.model.lora.rank = 4
   base.search.engine = 'dense'

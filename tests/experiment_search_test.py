@@ -161,7 +161,7 @@ def test_what_was_searched_is_described():
 @pytest.mark.parametrize('indexed', [False, True])
 def test_training_and_evaluation_share_one_bm25(
     indexed, tmp_path, monkeypatch):
-  """Also where each of them has read the corpus by itself."""
+  """They share it even where each of them has read the corpus by itself."""
   alike = Corpus((*CORPUS.passages,))
   bm25_files.build(CORPUS.texts, tmp_path / 'bm25', corpus=CORPUS.digest)
   calls = []

@@ -269,7 +269,7 @@ def test_every_expert_has_an_adapter_of_its_own(params):
 @pytest.mark.slow
 @pytest.mark.parametrize('ways', [ONE, MESHES[2]], ids=str)
 def test_an_update_of_adapters_is_that_of_merged_weights(params, ways):
-  """By the chain rule: with A fixed, the gradient of B is scale A' dW."""
+  """The chain rule says: with A fixed, the gradient of B is scale A' dW."""
   lora = loras.Lora(rank=2, alpha=4.0, targets=('up',))
   learner = make(meshes.make(**ways), lora=lora, microbatch_rows=16)
   state = learner.init(params)

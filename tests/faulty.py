@@ -16,7 +16,7 @@ import threading
 
 
 def answer(queries, top_k):
-  """What a good server finds for each query."""
+  """Returns what a good server finds for each query."""
   return [[{'document': {'id': f'{query}-{i}',
                          'contents': f'"Title {i}"\nOn {query}.'},
             'score': 1 / (i + 1)} for i in range(top_k)] for query in queries]
@@ -181,7 +181,7 @@ class Server:
 
   @property
   def queries(self):
-    """Of all requests, in order."""
+    """The queries of all requests, in order."""
     return [q for _, _, body in self.requests
             for q in json.loads(body)['queries']]
 

@@ -46,7 +46,7 @@ def file_of(name: str, lines, dice: Dice) -> pathlib.Path:
 
 
 def read_or_refused(read, path, lines):
-  """What is read, or None and the number of the line that an error names."""
+  """Returns what is read, or None and the line number that an error names."""
   try:
     return read(path), None
   except KINDS as error:
@@ -60,12 +60,12 @@ def read_or_refused(read, path, lines):
 
 
 def lines_of(dice: Dice, names, own):
-  """Up to four lines of JSON, most of them as they should be.
+  """Returns up to four lines of JSON, most of them valid.
 
   Args:
-    dice: decides.
-    names: of the fields of objects.
-    own: (number of the line, dice) -> the record that should stand there.
+    dice: Source of the decisions.
+    names: Names of the objects' fields.
+    own: Function from a line's number and the dice to the line's valid record.
   """
   lines = []
   for number in range(1 + dice.below(4)):

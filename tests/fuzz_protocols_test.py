@@ -151,7 +151,7 @@ ACTIONS = ('<search> who? </search>', '<answer> Zanzibar </answer>',
 
 
 def said(dice: Dice) -> str:
-  """What a policy writes in a turn: often an action, and anything before."""
+  """Draws a turn's text as a policy writes it, often with an action."""
   kind, before = dice.below(8), strategies.text(dice, 4)
   if kind < 5:
     return before + dice.one_of(ACTIONS)

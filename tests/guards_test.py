@@ -164,7 +164,7 @@ def poisoned(monkeypatch, calls, poison):
 
 
 def with_nan(state):
-  """As after a flipped bit of the memory: one parameter is NaN."""
+  """Sets one parameter to NaN, as a flipped bit of the memory might."""
   policy = state['policy']
   leaves, tree = jax.tree.flatten(policy.params)
   leaves[0] = leaves[0].at[(0,) * leaves[0].ndim].set(jnp.nan)

@@ -24,7 +24,7 @@ DEVICES = 8
 
 
 def started(config, folder):
-  """What `init_from.start` gives a run."""
+  """Returns what `init_from.start` gives a run."""
   mesh = meshes.make(**config.mesh)
   sampler, base = policy.build(config, mesh, limit=8)
   folder.mkdir(exist_ok=True)
@@ -66,7 +66,7 @@ def test_merged_adapters_are_the_base_also_when_the_run_is_gone(
 
 def test_adapters_of_a_run_that_began_as_another_merge_with_that(
     adapters, tmp_path):
-  """As `ask` and evaluation of a chain of runs read it."""
+  """`ask` and an evaluation of a chain of runs read it so."""
   run, merged = adapters
   shape = weights.read_config(str(policy.TINY_BASE))
   weights.save(run / past_runs.INIT, merged, shape,
@@ -81,7 +81,7 @@ def test_adapters_of_a_run_that_began_as_another_merge_with_that(
 
 
 def full_run(folder, params, **state):
-  """What a run without adapters left behind, at step 5."""
+  """Writes the files of a run without adapters, at step 5."""
   folder.mkdir()
   (folder / 'config.json').write_text(common.get_config().to_json())
   checkpoint.save(folder / 'checkpoints', 5,

@@ -57,7 +57,7 @@ def test_a_set_of_questions():
 
 
 def test_recall_is_the_success_of_ir_measures():
-  """With passages that hold the answer as the relevant ones, Success@k."""
+  """It is Success@k, if passages that hold the answer are the relevant ones."""
   irm = pytest.importorskip('ir_measures')
   rng = np.random.default_rng(0)
   questions = [Question(f'{i}', f'{i}', (f'word{i}',)) for i in range(40)]

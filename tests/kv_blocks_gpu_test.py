@@ -29,7 +29,7 @@ def lowered_for_gpus(function, *shapes) -> str:
 @pytest.mark.parametrize('width', [1, 128])
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
 def test_the_kernel_of_gpus_is_lowered_for_them(width, window, dtype):
-  """As far as goes without a GPU; its cache is passed as it lies."""
+  """Nothing runs without a GPU; the cache is passed in its own layout."""
   layout = kv_blocks.layout(
       slots=8, length=1024, block=128, parts=1, sliding_window=window,
       heads_outside=False, token_kernel='triton', tile_kernel='triton')

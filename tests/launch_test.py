@@ -252,7 +252,7 @@ def test_gpu_host_deals_gpus_to_processes(tmp_path):
     ('gpu_host.sh', [], 'python'), ('gpu_host.sh', ['--processes=2'], 'python'),
     ('slurm.sbatch', [], 'srun')])
 def test_gpus_send_while_they_compute(tmp_path, script, words, program):
-  """And the last of two flags of one name counts: the user's."""
+  """The last of two flags with one name counts, which is the user's."""
   stand_in(tmp_path, program, does='echo "$XLA_FLAGS"')
   done = launch(script, *words, *FLAGS, path=str(tmp_path), GPUS='2',
                 SLURM_JOB_ID='7', XLA_FLAGS='--xla_mine=1')

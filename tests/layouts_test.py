@@ -53,7 +53,7 @@ def interpreted():
 
 
 class Contexts:
-  """What every slot holds, in float64, and attention by its definition."""
+  """The tokens of every slot in float64, and attention by its definition."""
 
   def __init__(self, window=None):
     self.keys = np.zeros((SLOTS, LENGTH, 2, 128))

@@ -229,7 +229,7 @@ def test_one_step_begins_with_the_old_log_probs(
 @pytest.mark.slow
 def test_observations_are_trained_on_in_packed_rows_too(
     batch, params, ref_params, expected):
-  """Their old log-probs are the policy's, computed on the way."""
+  """Their old log-probs are those that the policy computes on the way."""
   on_all = algorithms.with_observations(ALGORITHM)
   learner = make(algorithm=on_all, microbatch_rows=4, pack_length=2 * LENGTH)
   state = learner.init(params)
@@ -410,7 +410,7 @@ def test_no_row_is_skipped_that_the_kl_or_the_entropy_needs(
 
 
 def test_a_batch_of_advantage_0_is_an_update_by_momentum(batch, params):
-  """As if its gradient had been computed."""
+  """The update is the one that a computed gradient of 0 would make."""
   uniform = with_uniform_groups(batch, np.ones(4, int))
   adam = optax.adam(1e-3)
   state, after = {}, {}

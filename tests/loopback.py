@@ -57,11 +57,12 @@ class Group:
     self.popen, self.folder = popen, folder
 
   def wait(self, timeout: float) -> list[subprocess.CompletedProcess]:
-    """What became of each, in order.
+    """Waits for all processes, and returns how each ended, in order.
 
     Raises:
-      TimeoutError: with all logs, if one still runs after `timeout` seconds.
-      PortClash: if another program took the coordinator's port.
+      TimeoutError: A process still runs after `timeout` seconds. The message
+        has all logs.
+      PortClash: Another program took the coordinator's port.
     """
     deadline = time.monotonic() + timeout
     while any(process.poll() is None for process in self.popen):
@@ -80,8 +81,10 @@ class Group:
         for i, p in enumerate(self.popen) for kind in ('out', 'err'))
 
   def kill(self) -> None:
-    """By SIGKILL, their children included: after `initialize` a process may
-    outlive all else."""
+    """Kills the processes and their children by SIGKILL.
+
+    After `initialize`, a process may outlive all other signals.
+    """
     for process in self.popen:
       if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -100,11 +103,11 @@ def start(
   """Starts the processes, and kills those that still run at the end.
 
   Args:
-    processes: how many.
-    code_or_module: the text of a program, or the dotted name of a module.
-    *args: of all processes, in sys.argv.
-    devices: simulated CPU devices of each process.
-    env: more variables, of all processes.
+    processes: Number of processes.
+    code_or_module: Text of a program, or the dotted name of a module.
+    *args: Arguments of all processes, in sys.argv.
+    devices: Number of simulated CPU devices of each process.
+    env: Further environment variables of all processes.
   """
   what = ['-m'] if re.fullmatch(r'[\w.]+', code_or_module) else ['-c']
   command = [sys.executable, *what, code_or_module, *map(str, args)]
@@ -136,12 +139,18 @@ def run(
     timeout: float = 120, check: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> list[subprocess.CompletedProcess]:
-  """Starts the processes, waits, and returns what became of each, in order.
+  """Starts processes, waits, and returns how each ended, in order.
 
   Args:
-    check: raise an AssertionError with all logs unless all exit with 0.
-    timeout: seconds, then they are killed and a TimeoutError holds the logs.
-    (the rest as of `start`)
+    processes: Number of processes.
+    code_or_module: Text of a program, or the dotted name of a module.
+    *args: Arguments of all processes, in sys.argv.
+    devices: Number of simulated CPU devices of each process.
+    timeout: Seconds after which the processes are killed. A TimeoutError then
+      holds the logs.
+    check: Whether to raise an AssertionError with all logs unless all processes
+      exit with 0.
+    env: Further environment variables of all processes.
   """
   for last_try in (False, True):
     with start(processes, code_or_module, *args, devices=devices,

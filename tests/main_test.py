@@ -78,7 +78,7 @@ def test_help_names_the_fields_or_says_where_they_are(arguments, has):
 
 
 def test_a_refusal_imports_nothing_that_it_does_not_need():
-  """What takes long: of all these a sentence about a config needs none."""
+  """These modules take long to import; a sentence about a config needs none."""
   code = ('import sys\nfrom searchrl import main\ntry:\n  main.run(["--config='
           'configs/grpo.py", "--config.rollout.temperature=0"])\nexcept '
           'SystemExit as error:\n  assert "temperature" in str(error.code)\n'

@@ -23,7 +23,7 @@ def packed(batch):
 
 
 def members(batch, begin, end):
-  """Those of a range that are no filler."""
+  """Returns the rows of a range that are no filler."""
   return [i for i in range(begin, end) if batch.loss_mask[i].any()]
 
 

@@ -327,7 +327,7 @@ def test_a_client_that_hangs_up_leaves_its_slot(serving, engine):
 
 
 def left(server, held):
-  """Whether no choice has a slot; lets the engine decode once."""
+  """Lets the engine decode once, and returns whether no choice has a slot."""
   held.go.release()
   time.sleep(0.01)
   return not server.generator.running

@@ -89,7 +89,7 @@ def runs(tmp_path_factory):
 
 
 def _wait_for_step(step, file, group):
-  """Until the run has written the metrics of a step."""
+  """Waits until the run has written the metrics of a step."""
   deadline = time.monotonic() + PATIENCE
   while not (file.exists() and
              f'"training/global_step": {step},' in file.read_text()):
@@ -99,20 +99,20 @@ def _wait_for_step(step, file, group):
 
 
 def trajectories_of(folder, step):
-  """What a step sampled, in the order of the batch's rows."""
+  """Returns the trajectories of a step, in the order of the batch's rows."""
   file = folder / 'trajectories' / f'step_{step:06d}.jsonl.gz'
   return [records.from_json(json.loads(line))
           for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
 def files_of(folder):
-  """But those of Orbax, and of the arrays that it writes by process."""
+  """Returns the files of a run, without those of its checkpoints."""
   return {str(file.relative_to(folder)) for file in folder.rglob('*')
           if 'checkpoints' not in file.parts}
 
 
 def test_gradients_come_from_rows_on_all_devices(runs):
-  """Else the order of summation, in which layouts may differ, is no matter."""
+  """Otherwise the order of summation, which layouts may change, is untested."""
   most = 0
   for step in range(1, STEPS + 1):
     trajectories = trajectories_of(runs.folder[1], step)

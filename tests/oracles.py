@@ -111,7 +111,7 @@ def reinforce_plus_plus_baseline(rewards, group_ids, mask, in_baseline=None):
 
 
 def turns(turn_ids):
-  """For each row {turn: places of its tokens}."""
+  """Returns for each row {turn: places of its tokens}."""
   return [{int(k): [t for t in range(len(row)) if row[t] == k]
            for k in sorted({*map(int, row)} - {0})} for row in turn_ids]
 
@@ -190,7 +190,7 @@ def keep_mixed(outcome_rewards, question_ids):
 
 
 def observed_tokens(mask):
-  """Not in the mask, with tokens of the mask on both sides."""
+  """Returns True for tokens outside the mask that lie between tokens of it."""
   out = np.zeros(np.shape(mask), bool)
   for i, row in enumerate(mask):
     where = np.flatnonzero(row)
@@ -227,7 +227,7 @@ def sequence_ratio(logprobs, old_logprobs, mask, count_mask=None):
 
 
 def surrogate(ratio, advantage, low, high, dual=math.inf):
-  """Of one ratio and one advantage."""
+  """Returns the clipped loss of one ratio and one advantage."""
   clipped = min(max(ratio, 1 - low), 1 + high)
   loss = -min(ratio * advantage, clipped * advantage)
   return min(loss, -dual * advantage) if advantage < 0 else loss
@@ -366,7 +366,7 @@ def aggregate(per_token, mask, how, length=None, count_mask=None):
 
 
 def clip_fractions(ratio, advantages, where, low, high, dual=math.inf):
-  """Of entries by side: below, above, and beyond the dual clip."""
+  """Returns the shares of clipped entries: below, above, by the dual clip."""
   pairs = [(ratio[at], advantages[at[:np.ndim(advantages)]])
            for at in map(tuple, np.argwhere(where))]
   below = sum(a < 0 and r < 1 - low for r, a in pairs)
@@ -497,7 +497,7 @@ def _advantage(advantages, i, t):
 
 
 def _members(rewards, group_ids, in_baseline):
-  """For each row the rows that make up its baseline."""
+  """Yields each row with the rows that make up its baseline."""
   for i in range(len(rewards)):
     yield i, [j for j in range(len(rewards)) if group_ids[j] == group_ids[i]
               and (in_baseline is None or in_baseline[j])]

@@ -28,7 +28,7 @@ STEPS = 3
 
 
 def rows(source, count):
-  """Of Search-R1's kind; ids are 0, 1, ... in every source."""
+  """Returns rows in Search-R1's form; ids are 0, 1, ... in every source."""
   return [question_files_test.search_r1(
       source, n, id=f'train_{n}', question=f'What is the {source} of City {n}',
       golden_answers=[f'River {n}']) for n in range(count)]

@@ -117,7 +117,7 @@ def test_what_is_laid_comes_back(laid):
 
 
 def test_gradients_go_where_the_tokens_are(laid):
-  """And padding gets none, whatever is computed from it."""
+  """Padding gets none, whatever is computed from it."""
   _, _, layout, moved = laid
   weight = np.random.default_rng(1).normal(
       size=(6 * PLACES, 12)).astype(np.float32)

@@ -37,7 +37,7 @@ def interpreted():
 
 
 def ragged_engines() -> Callable[[], None]:
-  """From now on engines attend by the kernel; returns what undoes it."""
+  """Makes engines attend by the kernel; the returned function undoes it."""
   stack = contextlib.ExitStack()
   stack.enter_context(interpreted())
   stack.enter_context(mock.patch.object(

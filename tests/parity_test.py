@@ -228,7 +228,7 @@ def test_transformers_to_ours_to_transformers_is_bitwise(
 @pytest.mark.parametrize(
     'family', ['qwen2 with a window', 'llama with biases'], indirect=True)
 def test_greedy_continuations(family):
-  """Of what has no golden file; those are continued in weights_test."""
+  """Models with a golden file are continued in weights_test instead."""
   folder, theirs = family
   config, params = read(folder)
   ids = np.random.default_rng(1).integers(1, 96, 12).tolist()

@@ -603,7 +603,7 @@ def test_a_policy_step_fits_its_chips(shape, chips, limit):
 
 
 def test_replayed_experts_are_counted():
-  """Their bytes are those of the update's argument."""
+  """The bytes are those of the update's argument."""
   figures = {}
   for replays in (False, True):
     made = grpo.get_config('qwen3-30b-a3b')

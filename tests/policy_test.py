@@ -227,7 +227,7 @@ def test_memory_is_a_fifth_of_what_whole_logits_take(tied):
 
 
 def test_no_product_of_the_head_has_operands_in_float32():
-  """In bfloat16, as they are lowered."""
+  """The operands are in bfloat16 as they are lowered."""
   shape = dataclasses.replace(tiny.CONFIG, vocab_size=97)
   lowered = jax.jit(jax.grad(lambda params: policy_logprobs.token_logprobs(
       params, jnp.zeros((2, 8), jnp.int32), shape, dtype=jnp.bfloat16)[0].sum()

@@ -54,7 +54,7 @@ def test_a_rounded_product_and_its_gradients_in_float64(tokens):
 
 
 def test_a_gradient_may_be_transposed():
-  """As that of an embedding that is tied to the head."""
+  """The gradient of an embedding that is tied to the head is transposed."""
   x, kernel = np.ones((4, 8), np.float32), np.full((3, 8), 2, np.float32)
   gradient = jax.jit(jax.grad(lambda k: jnp.sum(
       products.product(x, k.T, 'bfloat16'))))(kernel)
@@ -196,7 +196,7 @@ _WAYS: dict[str, Any] = {
 @pytest.mark.parametrize('way', _WAYS)
 def test_a_run_rounds_in_the_learner_and_in_the_sampler(
     tmp_path, monkeypatch, capsys, way):
-  """Their log-probs agree."""
+  """The log-probs of both agree."""
   if way != 'devices':  # one trains twice as fast as eight
     monkeypatch.setattr(meshes, 'all_devices', lambda: jax.devices()[:1])
   changes = dict(_WAYS[way])

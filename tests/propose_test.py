@@ -24,7 +24,7 @@ SEEDS = [tiny.question(f's{n}', proposals.ask(f'(Title: "t{n}") is in d{n}', 1),
 
 
 class Options(dict):
-  """As config.proposing."""
+  """Options that can be read as attributes, like config.proposing."""
 
   __getattr__ = dict.__getitem__
 
@@ -41,7 +41,7 @@ def written(question, answer):
 
 
 def script():
-  """Of each seed a bad sample, then a good one; the last has none."""
+  """Returns a bad and then a good sample of each seed; the last has none."""
   texts = {(f's{n}', 0): ['<answer> no question </answer>'] for n in range(6)}
   texts |= {(f's{n}', 1): [written(f'where is t{n}', f'd{n}')]
             for n in range(6)}

@@ -222,7 +222,7 @@ def test_a_missing_or_empty_file_is_named(tmp_path):
 
 
 def drawn(stream, *counts):
-  """What some draws give, one after the other."""
+  """Returns the questions of some draws, one after the other."""
   position, questions = stream.start, []
   for count in counts:
     more, position = stream.draw(position, count)

@@ -134,7 +134,7 @@ def test_sizes_ends_and_ids_are_those_that_are_published(name, tokenizer):
 
 
 def test_a_prompt_of_mistral_has_the_ids_of_mistral_common():
-  """Which are those of its MistralTokenizer.v3() for this question."""
+  """The ids are those of its MistralTokenizer.v3() for this question."""
   mistral = load('mistral')
   text = mistral.render([{'role': 'user', 'content': 'Where is  the town?\n'}])
   assert mistral.encode(text) == (
@@ -210,7 +210,7 @@ def test_text_from_outside_is_plain_and_whole(tokenizer, text):
 @hypothesis.given(texts=st.lists(st.one_of(
     FRAGMENTS, st.sampled_from(TEXTS)), max_size=5))
 def test_passages_have_the_ids_of_one_text_at_a_time(tokenizer, texts):
-  """Whether they are new or known, in one batch with others or alone."""
+  """They do so if new or known, and in one batch with others or alone."""
   expected = [tuple(tokenizer._fast.encode(
       text, add_special_tokens=False, split_special_tokens=True))
               for text in texts]
@@ -321,7 +321,7 @@ def test_a_template_writes_tools_or_is_refused(name, tokenizer):
 
 
 def test_a_call_of_llamas_template_is_a_search():
-  """Its own text of a call, also as Llama 3.1 writes one of its own accord."""
+  """The call may also have the form that Llama 3.1 writes unasked."""
   tokenizer = load('llama3-instruct')
   dialogue = tools.dr_zero(tokenizer)
   asked = {'role': 'user', 'content': 'who?'}
@@ -447,7 +447,7 @@ def test_no_document_leaves_its_place_or_its_budget(
 
 
 def test_a_passage_of_a_hundred_words_is_cut_at_its_budget(name, tokenizer):
-  """As those of Wikipedia, in scripts that need several tokens a character."""
+  """Some are in scripts that need several tokens a character."""
   for dialogue in dialogues_of(name):
     for text in ('The river flows through two towns, 1,204 m. ' * 12,
                  'हिन्दी में किसने लिखा ' * 25, '誰が書いた日本語の本。' * 10):

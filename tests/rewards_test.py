@@ -106,7 +106,7 @@ def test_a_fee_for_each_search_is_no_part_of_the_outcome(
 
 
 def test_only_an_answer_action_is_an_answer():
-  """What a passage or a query says earns nothing."""
+  """An answer in a passage or in a query earns nothing."""
   turn = Turn((1,), (0.0,), Action('search', ('Paris',)), (2,))
   question = tiny.question(answers=('Paris',))
   trajectory = Trajectory(question, 0, 0, (1,), (turn,), 'turn_limit')
@@ -126,7 +126,7 @@ def test_only_an_answer_action_is_an_answer():
         '</tool_call>', '</answer>'))])
 def test_the_first_answer_that_is_closed_ends_a_trajectory_and_counts(
     make, text, expected):
-  """Also in a text that goes on, as from an engine that did not stop."""
+  """It does so in a text that goes on, too, as from an engine without stops."""
   dialogue, tokenizer = make(), tiny.Tokenizer()
   table = stops.compile_table(tokenizer.token_bytes, dialogue.stop_strings)
   state, sampled = 0, []

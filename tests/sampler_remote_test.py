@@ -73,7 +73,7 @@ def client(url, **options):
 
 
 def essence(trajectory):
-  """What is learned from."""
+  """Returns what the learner reads of a trajectory."""
   return trajectory.tokens, trajectory.loss_mask, trajectory.stop_reason
 
 
@@ -107,7 +107,7 @@ def test_a_fault_that_passes_leaves_no_trace(case, expected, fault):
 
 def test_a_server_that_answers_its_probe_alone_ends_the_run_with_a_sentence(
     case):
-  """And not in a run without searches."""
+  """A run without searches goes on."""
   with server(case, []) as good:
     answer = good.body
 

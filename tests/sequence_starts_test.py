@@ -132,7 +132,7 @@ def test_a_start_is_never_trained_on():
     (chats.MISTRAL, with_bos(chats.sentence_piece(chats.MISTRAL))),
     (chats.QWEN2, with_bos(chats.qwen()))])
 def test_a_chat_has_the_start_that_its_template_writes(template, tokenizer):
-  """As transformers' apply_chat_template and vLLM's chat have it."""
+  """It is the one of transformers' apply_chat_template and of vLLM's chat."""
   count = int('bos_token' in template)
   for make in (chat.search_r1, chat.r1, lambda tokenizer: prompts.framed(
       tokenizer, 'Answer: {question}')):

@@ -109,7 +109,7 @@ class Failing:
 
 @pytest.fixture
 def generator(monkeypatch):
-  """What the job gets instead of an engine that compiles."""
+  """Generator that the job gets instead of one whose engine compiles."""
   made = generation.Generator(
       Failing(), token_bytes=tiny.Tokenizer().token_bytes, eos_ids=(),
       waiting=64)

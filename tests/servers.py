@@ -90,7 +90,7 @@ def ask(server, path='/retrieve', method='POST', headers=(), **record):
 
 
 def refuses(server):
-  """Whether it takes no connection any more."""
+  """Returns whether a server takes no connections any more."""
   try:
     connect(server).close()
   except (ConnectionRefusedError, ConnectionResetError):  # reset: just closed

@@ -82,7 +82,7 @@ def stated(row):
 @pytest.mark.parametrize('name, row', ROWS, ids=[
     f'{name}-{row.field}-{n}' for n, (name, row) in enumerate(ROWS)])
 def test_a_number_is_that_of_its_sentence(name, row):
-  """Or it is ours; and a config has it where its conditions hold."""
+  """Otherwise it is ours. A config has it where its conditions hold."""
   assert row.ours or row.source and (row.sentence or row.note)
   if row.source:
     assert stated(row) <= numbers(f'{row.sentence}; {row.note}'), row
@@ -116,7 +116,7 @@ def facts(recipe):
 
 
 def counts(name, row, recipe, model):
-  """Whether a row is the last of its field for a recipe and a model."""
+  """Returns whether a row is the last of its field for a recipe and a model."""
   rows = settings.rows_for(name, MODELS[model], *facts(recipe))
   return [other for other in rows if other.field == row.field][-1:] == [row]
 
@@ -150,7 +150,7 @@ def test_a_value_that_is_computed_or_has_conditions(
 
 
 def test_each_text_of_others_is_a_prompt_of_a_paper():
-  """And each prompt names a dialogue or engine that exists, and its origin."""
+  """Each prompt names its origin, and a dialogue or engine that exists."""
   prompts = [prompt for paper in settings.PAPERS.values()
              for prompt in paper.get('prompts', ())]
   folder = pathlib.Path(__file__).parents[1] / 'third_party'

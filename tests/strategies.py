@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What fuzzing shares: cases of bytes, hostile texts, hostile JSON, the count.
+"""Tools of fuzzing: cases of bytes, hostile texts, hostile JSON, the count.
 
 A case is a string of bytes, each a decision, so that making it costs little
 and shrinking it makes it simpler. One decorator makes two tests of a property:
@@ -220,8 +220,9 @@ def fuzzed(*, short: int = 300, share: float = 1.0):
   """Makes the tests of a property, which is a function of Dice.
 
   Args:
-    short: cases in the fast tier.
-    share: of `--fuzz_cases` in the long form; below 1 for what takes long.
+    short: Number of cases in the fast tier.
+    share: Number of cases in the long form, as a share of `--fuzz_cases`. It is
+      below 1 for slow properties.
   """
   def tests_of(check):
     long = pytest.param(None, id='long',

@@ -298,7 +298,7 @@ def test_the_file_of_commands_has_those_whose_needs_exist(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize('name', ['search_r1/table2', 'empirical_study/table4'])
 def test_a_table_is_filled_in_small_by_its_own_commands(name, tmp_path):
-  """From nothing; each command runs as it is printed."""
+  """It begins with nothing, and each command runs as it is printed."""
   def table():
     command = [sys.executable, '-m', 'searchrl.main',
                f'--config=configs/paper_tables.py:{name},small=smoke',

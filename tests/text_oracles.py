@@ -14,7 +14,7 @@ from searchrl.trajectory import Action
 
 
 def read(text: str, *names: str) -> str:
-  """What is read of a turn: all up to the first closing tag of these names."""
+  """Returns a turn's text up to the first closing tag of one of the names."""
   for end in range(len(text) + 1):
     if any(text[:end].endswith(f'</{name}>') for name in names):
       return text[:end]
@@ -102,7 +102,7 @@ def tool_action(text: str, most: int, bare: bool = False) -> Action:
 
 
 def _is_object(value) -> bool:
-  """Whether pairs stand where JSON has an object; an empty list may be one."""
+  """Returns whether a list stands for a JSON object: its items are pairs."""
   return isinstance(value, list) and all(isinstance(x, tuple) for x in value)
 
 
@@ -133,6 +133,6 @@ def is_in_format(text: str) -> bool:
 
 
 def last_block(text: str, name: str) -> str:
-  """What stands in the last block of a name; '' if there is none."""
+  """Returns the text in the last block of a name, or '' without one."""
   found = re.findall(f'<{name}>(.*?)</{name}>', text, re.DOTALL)
   return ['', *found][-1].strip()

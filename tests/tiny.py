@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What tests share: a decoder of 19,000 parameters, an awkward tokenizer."""
+"""A decoder of 19,000 parameters and an awkward tokenizer, for all tests."""
 
 from collections.abc import Sequence
 

@@ -131,7 +131,7 @@ def test_the_tokenizer_has_every_ascii_letter_and_sign(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('source', ['known', 'unseen'])
 def test_the_shipped_encoder_finds_what_agents_ask_for(source):
-  """Of a fresh world, by names that training has or has not had."""
+  """The world is new; training has seen its names, or has not."""
   world = facts.make(77, source=source)
   corpus = corpora.Corpus(tuple(text.passages(world)))
   search = engines.make('dense', corpus, encoder='tiny_e5',
@@ -149,7 +149,7 @@ def test_the_shipped_encoder_finds_what_agents_ask_for(source):
 @pytest.mark.slow
 @pytest.mark.parametrize('source', ['known', 'unseen'])
 def test_the_shipped_encoder_tells_namesakes_and_facts_apart(source):
-  """Of a hard world: one passage states the fact, where BM25 finds .7."""
+  """The world is hard: one passage states the fact; BM25 finds .7 of them."""
   world = facts.make(78, source=source, hard=True)
   corpus = corpora.Corpus(tuple(text.passages(world)))
   search = engines.make('dense', corpus, encoder='tiny_e5',

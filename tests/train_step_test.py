@@ -120,7 +120,7 @@ def batch_of(rows, length, words):
 
 
 def collectives(text: str) -> Iterator[tuple[int, list[tuple[int, ...]], str]]:
-  """Of a compiled program: loops around each, shapes of its result, its line.
+  """Yields a program's collectives: loops around each, result's shapes, line.
 
   A computation that is called twice is counted twice.
   """
@@ -149,14 +149,14 @@ def collectives(text: str) -> Iterator[tuple[int, list[tuple[int, ...]], str]]:
 
 
 def assert_words_stay(compiled, shape, fsdp, most):
-  """In a chunk of tokens, nothing over words is sent; outside, shares are.
+  """Checks that no array over words is sent in a loop of chunks of tokens.
 
   Args:
-    compiled: program with a loop of micro-batches, in which there are those of
+    compiled: Program with a loop of micro-batches, which contains the loops of
       layers and of chunks.
-    shape: of the decoder.
-    fsdp: ways that the embedding and the matrix of logits are split at least.
-    most: times that a share of theirs may be sent.
+    shape: Shape of the decoder.
+    fsdp: Minimum number of parts of the embedding and of the logits' matrix.
+    most: Maximum number of times that a part of them may be sent.
   """
   words = {-(-shape.vocab_size // 2**n) for n in range(7)}
   share = -(-shape.vocab_size // fsdp) * shape.hidden_size
@@ -169,7 +169,7 @@ def assert_words_stay(compiled, shape, fsdp, most):
 
 
 def scored(arguments):
-  """Those of `TrainStep.logprobs`, of those of `TrainStep.update`."""
+  """Returns the arguments of `TrainStep.logprobs` from those of `update`."""
   _, state, frozen, rows, _, count = arguments
   return (state['policy'].params, frozen, rows.layout, rows.batch.tokens, count)
 
@@ -180,7 +180,7 @@ def scored(arguments):
     (4, 2, False, 1048)])
 def test_logits_are_split_over_words_where_weights_are(
     fsdp, tensor, tied, words):
-  """And the update is that of one device; 8 does not divide 1,046 words."""
+  """The update is that of one device. 8 does not divide 1,046 words."""
   shape = dataclasses.replace(
       tiny.CONFIG, vocab_size=words, tie_word_embeddings=tied)
   params, batch = jax.device_get(tiny.params(shape)), batch_of(16, 256, words)
@@ -247,7 +247,7 @@ def test_an_encoder_sends_weights_and_no_activations():
 
 @pytest.mark.slow
 def test_an_update_with_sums_by_axis_is_that_without(monkeypatch):
-  """On a torus that these devices are told to be: 2 x 4."""
+  """The devices are told that they are a torus of 2 x 4."""
   params, batch = jax.device_get(tiny.params()), batch_of(
       16, 64, tiny.CONFIG.vocab_size)
   mesh = meshes.make(data=1, fsdp=8)

@@ -28,7 +28,7 @@ def excerpt() -> list[str]:
 
 
 def is_excerpt(part: list[str], whole: list[str]) -> bool:
-  """Whether lines are an excerpt: `...` stands for lines or a line's end."""
+  """Returns whether lines are an excerpt, where `...` stands for omissions."""
   rest = iter(whole)
   gap, ok = False, True
   for line in part:

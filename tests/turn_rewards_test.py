@@ -35,7 +35,7 @@ def test_new_evidence_counts_once():
 
 @pytest.mark.parametrize('gold_passages', [('a',), ('The Lot',), ('a', 'Lot', 'x')])
 def test_evidence_is_a_gold_passage_where_the_question_names_them(gold_passages):
-  """By id or title, even where the passage does not say the answer."""
+  """It is found by id or title, even if the passage does not say the answer."""
   untitled = Passage('c', '', 'Garonne')
   assert rewards(
       search('tarn', TARN, untitled), search('lot', LOT), search('lot!', LOT),

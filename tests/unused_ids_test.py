@@ -166,7 +166,7 @@ def costs(compiled):
 @pytest.mark.slow
 @pytest.mark.parametrize('program', ['decode', 'update'])
 def test_the_compiler_says_that_they_cost_nothing(program):
-  """With one layer, of which the vocabulary is nearly all the work."""
+  """The model has one layer, so that the vocabulary is nearly all the work."""
   plain = dataclasses.replace(
       tiny.CONFIG, vocab_size=32_768, hidden_size=896, num_hidden_layers=1,
       num_attention_heads=14, num_key_value_heads=2, head_dim=64,

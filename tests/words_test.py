@@ -47,7 +47,7 @@ def words_oracle(text):
   names = ['', '', *(name for name, _ in groups), '', '']
 
   def joins(i):
-    """Whether group i belongs to the word of the group before it."""
+    """Returns whether group i belongs to the word of the group before it."""
     before2, before, name, after = names[i:i + 4]
     mid_letter = ('MidLetter', 'MidNumLet', 'Single_Quote')
     mid_digit = ('MidNum', 'MidNumLet', 'Single_Quote')

@@ -124,7 +124,7 @@ def test_aliases_count_as_right():
 
 
 def test_aliases_name_one_entity():
-  """Else a wrong answer could count as right."""
+  """Otherwise a wrong answer could count as right."""
   big = facts.make(1)
   owners = {}
   for name, kind in big.kind_of.items():

@@ -130,7 +130,7 @@ def test_a_run_killed_with_its_simulator_in_the_process_goes_on_bit_for_bit(
 
 
 def _check_that_documents_were_read(folder):
-  """What is equal beside this depends on them."""
+  """Checks that documents reach the policy, on which other checks depend."""
   steps = [line for line in lines(folder) if 'simulated/noise' in line]
   assert [round(line['simulated/noise'], 3) for line in steps] == [
       0.2, 0.283, 0.4]

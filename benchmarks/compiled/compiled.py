@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""What a TPU or GPU would do, without one: programs compiled, a table.
+r"""Compiles programs for TPUs or GPUs without one, and prints their figures.
 
   pip install -e '.[compile]'; export JAX_PLATFORMS=cpu
   python benchmarks/compiled/compiled.py --chip=v6e --size=3b --slots=64,256,512
@@ -125,7 +125,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """Of a chip and unit; in bytes, if nothing else is said."""
+  """Figures of one chip and one unit of work; bytes, if not said otherwise."""
 
   needed: float
   touched: float
@@ -213,7 +213,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def cases(options) -> Iterator[tuple[str, bool, Callable[..., Program]]]:
-  """Of each row: its label, whether layers are unrolled, shape -> Program."""
+  """Yields the rows: label, whether layers are unrolled, shape -> Program."""
   configs = dict.fromkeys(PROGRAMS, grpo) | dict.fromkeys(
       ('ppo-update', 'values', 'advantages'), ppo) | {'dspo-update': dspo}
   configs = {name: recipe.get_config(name_of(options.size))
@@ -296,7 +296,7 @@ def of_depths(options, label: str, is_unrolled: bool,
 
 
 def extrapolated(at: Found, below: Found, times: float) -> Found:
-  """What is found at some layers, with more of what these add to fewer."""
+  """Returns the figures of more layers, from those of two numbers of layers."""
   return Found(**{name: value + times * (value - vars(below)[name])
                   for name, value in vars(at).items()})
 
@@ -546,7 +546,7 @@ def search(mesh, queries: int = 64, k: int = 10) -> Program:
 
 def measured(program: Program, label: str, flags: str = '', keep: str = ''
             ) -> tuple[Found, list[dict[str, Any]]]:
-  """What the compiler makes of a program, and its exchanges; see `Found`."""
+  """Compiles a program, and returns its figures (see `Found`) and exchanges."""
   flags = dict(x.split('=') for x in flags.split(',') if x)
   total, exchanges = {}, []
   for number, (function, args, kwargs) in enumerate(program.calls):

@@ -134,7 +134,7 @@ def test_advantages_need_the_batch_by_hand():
 
 
 def test_a_micro_batch_that_is_scored_computes_what_the_model_does():
-  """And no more than a tenth beside: attention to what causality hides."""
+  """The tenth that it may add is attention to tokens that causality hides."""
   found, sent = compiled.measured(learner('score'), 'test')
   assert .9 < found.flops / found.model_flops < 1.1
   assert found.sent >= found.must_send
@@ -284,7 +284,7 @@ for_a_tpu = pytest.mark.skipif(
 @pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
 @pytest.mark.parametrize('chip, tensor, attention, name', BOUNDS)
 def test_the_engine_keeps_to_its_bounds(chip, tensor, attention, name):
-  """On two chips a layer's cache would fit beside the cores: it stays."""
+  """On two chips, a layer's cache would fit beside the cores, but stays."""
   if chip == 'h200' and not importlib.util.find_spec('jax_cuda12_plugin'):
     pytest.skip("needs jax's plugin for CUDA: pip install -e '.[compile]'")
   options = argparse.Namespace(**vars(LARGE) | dict(attention=attention))

@@ -98,7 +98,7 @@ class Op:
 
   @property
   def op_name(self) -> str:
-    """Where it comes from in the Python program."""
+    """The place in the Python program that the op comes from."""
     return self.attribute(r'op_name="([^"]*)"')
 
   def attribute(self, pattern: str) -> str:
@@ -264,14 +264,14 @@ def _closing(line: str, at: int) -> int:
 
 
 def walk(module: Module, unknown: float = 1) -> Iterator[Visit]:
-  """All ops that are run; those inside of fusions are not.
+  """Yields all ops that are run, without those inside of fusions.
 
   Each branch of a conditional counts as if it were taken.
 
   Args:
-    module: the program.
-    unknown: trips of loops of which the text tells none. Within such a loop,
-      others count once.
+    module: Program.
+    unknown: Number of trips of loops whose text does not tell it. Such loops
+      inside of such a loop count once.
   """
   def inside(name, loops, in_background):
     computation = module.computations[name]
@@ -355,7 +355,7 @@ def _is_carried(op: Op) -> bool:
 
 
 def _added(body: Computation, name: str, place: int) -> int | None:
-  """What a body adds to what it carries at a place, if that is a number."""
+  """Returns the number that a loop's body adds to a carried value, or None."""
   total, at = 0, body[_origin(body, name)]
   while at.opcode == 'add':
     terms = [body[_origin(body, x)] for x in at.operands]
@@ -412,16 +412,16 @@ def touched(module: Module, unknown: float = 1) -> dict[int, float]:
 
 def traffic(module: Module, unknown: float = 1
            ) -> Iterator[tuple[Visit, dict[int, float]]]:
-  """Each op that moves bytes, and how many of each memory it moves once.
+  """Yields each op that moves bytes, with the bytes of each memory in one run.
 
-  An op reads its operands and writes its results, but of what it only slices
-  or gathers it reads the slices, and of what it updates in place it writes the
-  updates; a scatter reads what was there, too. The same holds of a fusion, for
-  what happens inside.
+  An op reads its operands and writes its results. But it reads only the slices
+  of arrays that it slices or gathers from, and writes only the updates of
+  arrays that it updates in place; a scatter also reads the former values. The
+  same holds for what happens inside of a fusion.
 
   Args:
-    module: the program.
-    unknown: trips of loops of which the text tells none.
+    module: Program.
+    unknown: Number of trips of loops whose text does not tell it.
   """
   for visit in walk(module, unknown):
     opcode = visit.op.opcode
@@ -458,7 +458,7 @@ def _moved(module: Module, visit: Visit) -> list[tuple[Array, float]]:
 
 def _inside(module: Module, visit: Visit) -> tuple[
     Computation, list[Op], list[tuple[str, tuple[Array, ...]]]]:
-  """What is computed, its parameters, and the names and arrays it writes.
+  """Returns an op's computation, its parameters, and the arrays that it writes.
 
   A collective that others are computed beside runs through several fusions, as
   a chain: the first one starts it, and there it counts.
@@ -525,7 +525,7 @@ def _updated(ops: Computation, name: str) -> str:
 
 def _origin(ops: Computation, name: str, views: Collection[str] = _VIEWS
            ) -> str:
-  """What an op is another view of."""
+  """Returns the name of the op whose array an op views."""
   while ops[name].opcode in views:
     name = ops[name].operands[0]
   return name
@@ -658,7 +658,7 @@ def custom_calls(module: Module, unknown: float = 1) -> list[CustomCall]:
 
 
 def flops(module: Module, unknown: float = 1) -> float:
-  """Of matrix products, two for a multiplication and an addition."""
+  """Returns the FLOPs of matrix products: two per multiply and add."""
   total = 0.0
   for visit in walk(module, unknown):
     ops = visit.computation

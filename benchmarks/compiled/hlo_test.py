@@ -154,7 +154,7 @@ COUNTED = '''
     ('bitcast(%p0)', 'constant(9)', 5, True)])  # from 0: 0, 2, 4, 6, 8
 def test_an_index_counts_from_its_start_in_its_steps(
     start, limit, trips, is_known):
-  """Of a loop that is unrolled twice, whose limit is carried along."""
+  """The loop is unrolled twice, and its limit is carried along."""
   (loop,), = hlo.loops(entry(
       f'%start = s32[] {start}', f'%limit = s32[] {limit}',
       '%t.1 = (s32[], s32[], f32[8,128]{1,0}) tuple(%start, %limit, %p0)',
@@ -164,7 +164,7 @@ def test_an_index_counts_from_its_start_in_its_steps(
 
 
 def test_an_update_in_a_loop_touches_the_update():
-  """And what is sliced or gathered is read in slices."""
+  """Arrays that are sliced or gathered are read in slices, too."""
   def written(cache, new):
     def put(i, cache):
       row = jax.lax.dynamic_index_in_dim(cache, 2 * i, keepdims=False)

@@ -79,7 +79,7 @@ _PATIENCE = 900  # seconds for one process
 
 @dataclasses.dataclass
 class Outcome:
-  """What became of a disturbed run."""
+  """The end of a disturbed run."""
 
   fault: str
   happened: str
@@ -172,7 +172,7 @@ class Bench:
     yield from self._killed(number, recipe, rng)
 
   def apart(self, number: int) -> Iterator[Outcome]:
-    """Like `kills`, of a run in which some devices only sample."""
+    """Yields outcomes like `kills`; in its runs, some devices only sample."""
     yield from self._killed(number, 'apart', random.Random(number))
 
   def _killed(self, number: int, recipe: str, rng: random.Random

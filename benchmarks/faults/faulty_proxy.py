@@ -15,15 +15,15 @@ KINDS = ('500', '429', 'drop', 'cut', 'garbage', 'slow')
 
 
 class Proxy:
-  """Hands POSTs on to a server, but for a share that it spoils; a context.
+  """Hands POSTs on to a server, but spoils a share of them. It is a context.
 
   Args:
-    upstream: the address that requests are handed on to.
-    share: of requests that are spoiled, by one of KINDS each.
-    slow_secs: that every request waits, and a 'slow' one besides.
-    out: (first, last) seconds since the first request, between which
+    upstream: Address to which requests are handed on.
+    share: Share of requests that are spoiled, each in one way of KINDS.
+    slow_secs: Seconds that every request waits, and a 'slow' one once more.
+    out: First and last second, since the first request, between which
       connections are dropped.
-    seed: of which requests are spoiled.
+    seed: Seed of the choice which requests are spoiled.
   """
 
   def __init__(self, upstream: str, *, share: float = 0.0,

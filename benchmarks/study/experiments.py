@@ -85,7 +85,7 @@ class Arm:
 
   @property
   def steps(self) -> int:
-    """Of training, at 72 trajectories each."""
+    """The number of training steps, of 72 trajectories each."""
     return self.training.get('train.num_steps', STEPS) if self.recipe else 0
 
 
@@ -111,7 +111,7 @@ def all_of(found: Records) -> dict[str, Experiment]:
 
 
 def train_options(arm: Arm, seed: int) -> dict[str, Any]:
-  """What the training of an arm is told, by option of its config."""
+  """Returns the config's options with which an arm is trained, by name."""
   if arm.solver:
     return {'seed': seed, 'data.world_seed': seed + 1} | _QUIET | arm.training
   every = 2 if arm.recipe in FILTERED else CURVE['evaluate.every']
@@ -396,7 +396,7 @@ WRITERS_OF = {  # arm -> its model, and whether it is told the answer
 
 
 def simulator_prompts(told: bool) -> dict[str, str]:
-  """Of useful and of noisy documents, with the answer or without."""
+  """Returns the prompts for useful and for noisy documents."""
   answer = 'Answer: {ground_truth}\n' if told else ''
   return {quality: f'{quality.capitalize()} documents: {{query}}\n'
                    f'Question: {{problem}}\n{answer}'

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-r"""What is learned, by recipe, size of updates, engine and reward: one study.
+r"""Studies what is learned by recipe, size of updates, engine and reward.
 
   python benchmarks/study/learning.py --plan
   python benchmarks/study/learning.py --parallel 2 --limit_minutes 60   # and again
@@ -245,7 +245,7 @@ def expected(arm: experiments.Arm, found: experiments.Records,
 
 
 def questions(cell: Mapping[str, Any]) -> int:
-  """That an evaluation asks, at most; sampled ones, too."""
+  """Returns the maximum number of questions, greedy and sampled, of a cell."""
   worlds = {name.rpartition('.')[2]: value for name, value in cell.items()}
   hops, fresh = worlds['max_hops'], worlds['questions_per_hop']
   common = sum(kind in ('famous', 'outdated') for kind in worlds['kinds'])

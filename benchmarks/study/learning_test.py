@@ -407,7 +407,7 @@ def finished(arm, seed, em, curve=((0, 0.0), (1728, 1.0))):
 
 
 def records(**arms):
-  """Of arms with these values, a seed each."""
+  """Returns records of arms, with one seed for each of their values."""
   return {(arm, seed): finished(arm, seed, em) for arm, values in arms.items()
           for seed, em in enumerate(values)}
 

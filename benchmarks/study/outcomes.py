@@ -19,7 +19,7 @@ _COSTS = 'costs.jsonl'
 
 
 def is_done(part: pathlib.Path) -> bool:
-  """Whether a run of main has ended; of training, or of an evaluation."""
+  """Returns whether a run of main, a training or an evaluation, has ended."""
   ends = 'summary.txt' if part.name == 'train' else 'table.json'
   return (part / ends).exists()
 
@@ -32,15 +32,15 @@ def add_cost(folder: pathlib.Path, part: str, *, cpu: float, wall: float
 
 
 def of(folder: pathlib.Path) -> dict[str, Any]:
-  """Costs, curves and tables of a finished run.
+  """Returns the costs, curves and tables of a finished run.
 
   Returns:
-    search: what was searched in training: digests, the recall of an index.
-    cpu_secs and wall_secs: {part: seconds}.
-    curves: {metric: a value a step}, of CURVES those that the run has.
+    search: Digests of the searched files, and the recall of an index.
+    cpu_secs and wall_secs: Seconds by part of the run.
+    curves: Values of each step, for those metrics of CURVES that the run has.
     greedy: [[trajectories so far, exact match of 1 hop, of 2, of 3], ...].
     rows: {'evaluation/set/decoding/hops': [questions, exact match, searches]}.
-    selfplay: of such a run: how its proposers fared, and what it spent.
+    selfplay: The proposers' results and the costs, if it is a run of self-play.
   """
   train = folder / 'train'
   lines = (metrics.read(train / metrics.FILE)

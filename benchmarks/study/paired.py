@@ -16,7 +16,7 @@ from scipy import stats
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """Of two arms, over the seeds that both have."""
+  """The difference of two arms over the seeds that both have."""
 
   mean: float
   low: float  # of the interval; -inf with a single seed
@@ -26,7 +26,7 @@ class Difference:
 
   @property
   def separable(self) -> bool:
-    """Whether the interval excludes 0, and the difference is one that counts.
+    """True if the interval excludes 0 and the difference is one that counts.
 
     The last digits of a float do not decide: 0.8 - 0.75 counts as 0.05.
     """
@@ -36,14 +36,14 @@ class Difference:
 
 def difference(a: Mapping[int, float], b: Mapping[int, float], *,
                smallest: float, level: float = 0.95) -> Difference | None:
-  """The mean of a - b over the seeds of both, with its t interval.
+  """Returns the mean of a - b over the seeds of both, with its t interval.
 
   Args:
-    a: {seed: value}.
-    b: the same of the other arm.
-    smallest: the least absolute difference that counts.
-    level: of the interval, which is of this one difference: of many, some
-      exclude 0 by chance.
+    a: Values of an arm by seed.
+    b: Values of the other arm by seed.
+    smallest: Smallest absolute difference that counts.
+    level: Confidence level of the interval of this one difference. Of many such
+      intervals, some exclude 0 by chance.
 
   Returns:
     None if no seed is in both.
@@ -66,12 +66,13 @@ def interval(values: Sequence[float], *, level: float = 0.95
 
 
 def area(x: Sequence[float], y: Sequence[float], end: float) -> float:
-  """The mean height of a curve from its first x to an end, by trapezoids.
+  """Returns a curve's mean height from its first x to an end, by trapezoids.
 
   Args:
-    x: increasing.
-    y: at each x; straight between them, and as at the last one after it.
-    end: above the first x.
+    x: Increasing places.
+    y: Height at each x. The curve is straight between them, and constant after
+      the last one.
+    end: End of the mean, above the first x.
   """
   inside = [point for point in zip(x, y) if point[0] < end]
   inside.append((end, float(np.interp(end, x, y))))
@@ -81,7 +82,7 @@ def area(x: Sequence[float], y: Sequence[float], end: float) -> float:
 
 def reaches(x: Sequence[float], y: Sequence[float], level: float
            ) -> float | None:
-  """Where a curve, straight between its points, first reaches a level.
+  """Finds where a curve, straight between its points, first reaches a level.
 
   Returns:
     An x, or None if it stays below.
@@ -96,12 +97,12 @@ def reaches(x: Sequence[float], y: Sequence[float], level: float
 
 
 def nearest(fractions: Mapping[float, float], wanted: float) -> float:
-  """The key whose value is nearest to a wanted one, as a ratio.
+  """Returns the key whose value is nearest to a wanted one, as a ratio.
 
   Args:
-    fractions: {clip range: fraction that it clips}; those below 1e-4 count as
-      that.
-    wanted: a fraction.
+    fractions: Fraction that each clip range clips, by clip range. Fractions
+      below 1e-4 count as 1e-4.
+    wanted: Fraction to find.
   """
   def distance(key):
     return abs(math.log(max(fractions[key], 1e-4) / max(wanted, 1e-4)))

@@ -25,8 +25,8 @@ def prepare(options: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
   """Writes the questions of an evaluation, with passages.
 
   Args:
-    options: that configs/evaluate.py is told.
-    folder: of the files.
+    options: Options of configs/evaluate.py, by name.
+    folder: Directory of the files.
 
   Returns:
     The arguments by which main evaluates on them instead.

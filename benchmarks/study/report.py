@@ -88,7 +88,7 @@ def examined(column: str, name: str = 'iteration_1') -> Measure:
 
 
 def of_questions(value: Callable[[Mapping], float]) -> Measure:
-  """Of the files that solvers learned from, the mean of the iterations."""
+  """Returns a measure of the solvers' question files: the iterations' mean."""
   def measure(record):
     reports = [report for name, report in record.get('selfplay', {}).get(
         'reports', {}).items() if name.endswith('/proposals')]
@@ -98,7 +98,7 @@ def of_questions(value: Callable[[Mapping], float]) -> Measure:
 
 
 def rollouts_of_proposers(record: Record) -> float | None:
-  """That training the proposers took: their own, and the solver's attempts."""
+  """Returns the number of proposers' rollouts, with the solver's attempts."""
   spent = record.get('selfplay', {}).get('spent', {})
   if not spent:
     return None

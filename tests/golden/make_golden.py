@@ -116,7 +116,7 @@ def make_decoder(folder: pathlib.Path, config, shape) -> None:
 
 
 def make_more(folder: pathlib.Path) -> None:
-  """Of the checkpoint and the prompts that are there."""
+  """Makes further golden values for the existing checkpoint and prompts."""
   model = transformers.AutoModelForCausalLM.from_pretrained(
       folder, dtype=torch.float64)
   model.config._experts_implementation = 'eager'
