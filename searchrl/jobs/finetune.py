@@ -33,6 +33,7 @@ from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.runtime import host_memory
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
@@ -109,6 +110,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   state = learner.init(model.params)
   if not learner.needs_base:
     model = dataclasses.replace(model, params=None)  # makes room
+  host_memory.give_back()  # of these params, and of samples of this process
   directory.prepare()
   directory.note('data', lambda: {
       name: supervised.sha256(file) for name, file in files.items()})
