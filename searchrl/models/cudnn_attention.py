@@ -10,10 +10,10 @@ order of the row, an id that is left out is an empty document, and 0 is the
 padding at the end of the row. Results at padding are 0.
 
 jax.nn.dot_product_attention has no argument for offsets. `packed` thus uses two
-internal primitives of jax, with the same arguments in jax 0.10.2 and 0.11.2.
-The function of jax that surrounds them is not used, as in 0.10.2 it multiplies
-the offsets of keys by the number of query heads, which is wrong for grouped
-queries.
+internal primitives of jax. Their arguments are the same in jax 0.10.2 and
+0.11.2; 0.12 adds two for a function that changes the scores. The function of
+jax that surrounds them is not used, as in 0.10.2 it multiplies the offsets of
+keys by the number of query heads, which is wrong for grouped queries.
 """
 
 import functools
@@ -118,6 +118,8 @@ def _call(direction: str, q, k, v, lengths, q_offsets, k_offsets, results,
   from jax._src.cudnn import fused_attention_stablehlo as cudnn  # internal
   primitive = getattr(cudnn, f'_dot_product_attention_{direction}_p')
   unused = jnp.zeros(0, q.dtype)  # the bias and the tables of pages
+  if jax.__version_info__ >= (0, 12):
+    options |= dict(score_mod_name=None, score_mod_jaxpr=None)
   return primitive.bind(
       q, k, v, unused, lengths, lengths, q_offsets, k_offsets, unused, unused,
       *results, scale=q.shape[-1] ** -0.5, seed=0, dropout_rate=0.0,
