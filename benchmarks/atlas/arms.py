@@ -51,6 +51,9 @@ def main() -> None:
     options.out.write_text(''.join(json.dumps(line) + '\n' for line in lines))
     return
   kinds, *runs = map(json.loads, options.file.read_text().splitlines())
+  if not _main_runs(runs):
+    parser.error(f'{options.file} must hold a run of the arm {MAIN}, with which '
+                 'the others are compared. Collect its directory, too.')
   for rows in (exact_match(runs, kinds), against_main(runs)):
     print(figures.table(rows, list(rows[0])) + '\n')
   if options.figure:
