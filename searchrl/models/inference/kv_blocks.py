@@ -57,19 +57,13 @@ def layout(*, slots: int, length: int, block: int, parts: int,
       (keys.swapaxes(1, 2), values.swapaxes(1, 2)))
   shape = slots, -(-length // block), block
   filled = lambda ends: (jnp.max(ends) + block - 1) // block
+  places = functools.partial(_places, block, shape[1])
 
   def empty(config, copies, dtype):
     return tuple(
         jnp.zeros((copies * slots, shape[1], *order(
             config.num_key_value_heads, config.head_dim, block)), dtype)
         for order in (of_keys, of_values))
-
-  def places(tiles: Tiles, width: int):
-    column = jnp.arange(width)
-    positions = tiles.start[:, None] + column
-    return tiles.slot[:, None], jnp.where(  # out of range: dropped
-        column < tiles.length[:, None], positions // block, shape[1]
-    ), positions % block
 
   def attend(layer: Layer, q: Float[Array, 'n T H d'],
              k: Float[Array, 'n T K d'], v: Float[Array, 'n T K d'],
@@ -107,6 +101,19 @@ def layout(*, slots: int, length: int, block: int, parts: int,
                 record=functools.partial(kv_cache.recorded, places=places),
                 copy=kv_blocks_gpu.copied if tile_kernel == 'triton' else
                 functools.partial(kv_cache.copied, axes=2))
+
+
+def _places(block: int, blocks: int, tiles: Tiles, width: int
+           ) -> tuple[Array, Array, Array]:
+  """Returns the place of each token of tiles: slot, block, place in the block.
+
+  Beyond a tile's end, the block is out of range, so that writes are dropped.
+  """
+  column = jnp.arange(width)
+  positions = tiles.start[:, None] + column
+  return tiles.slot[:, None], jnp.where(
+      column < tiles.length[:, None], positions // block, blocks
+  ), positions % block
 
 
 def _fused(q, keys, values, tiles: Tiles, implementation: Any) -> Array:
