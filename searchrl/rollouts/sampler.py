@@ -128,6 +128,7 @@ class Sampler:
       Trajectories without rewards in the order of `requests`, and the search
       calls of all processes. Requests that were not needed have no trajectory.
     """
+    host_memory.give_back()  # an update's, or that of rollouts before
     self.engine.load(weights, temperature, truncation, self.stop_table)
     schedule, finish = self.schedule, functools.partial(
         engine_wrappers.finish, search)
