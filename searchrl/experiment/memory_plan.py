@@ -48,8 +48,8 @@ _MANY = 10**6  # updates, with which any warm-up ends
 _REMATS = ('', 'dots', 'nothing')  # the fastest first
 _SLOTS = 16, 256  # minimum and maximum slots per copy of the weights
 _DOCUMENTS = 32  # minimum documents per row and device for two rows
-# Bytes that a process needs besides its arrays; see benchmarks/speed.md.
-_PROCESS = 1.2 * GIB
+# Bytes of a process besides its arrays, and for each layer; benchmarks/speed.md
+_PROCESS, _LAYER = 0.852 * GIB, 0.012 * GIB
 
 
 def make(config) -> Plan:
@@ -70,7 +70,8 @@ def make(config) -> Plan:
   engine, engines, sampling, besides = _rollouts(config, shape, mesh, kind)
   on_cpu = _platform(mesh, kind) == 'cpu'
   if on_cpu:
-    besides['Python, JAX, programs'] = _PROCESS / kind.a_process
+    process = _PROCESS + _LAYER * shape.num_hidden_layers
+    besides['Python, JAX, programs'] = process / kind.a_process
   parameters, active = sizes.parameters(shape)
   apart = bool(_rollout_devices(config))
   return Plan(

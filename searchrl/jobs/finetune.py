@@ -110,7 +110,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   state = learner.init(model.params)
   if not learner.needs_base:
     model = dataclasses.replace(model, params=None)  # makes room
-  host_memory.give_back()  # of these params, and of samples of this process
+  host_memory.give_back()  # memory of these params, or of earlier rollouts
   directory.prepare()
   directory.note('data', lambda: {
       name: supervised.sha256(file) for name, file in files.items()})

@@ -128,7 +128,7 @@ class Sampler:
       Trajectories without rewards in the order of `requests`, and the search
       calls of all processes. Requests that were not needed have no trajectory.
     """
-    host_memory.give_back()  # an update's, or that of rollouts before
+    host_memory.give_back()  # memory of an update, or of earlier rollouts
     self.engine.load(weights, temperature, truncation, self.stop_table)
     schedule, finish = self.schedule, functools.partial(
         engine_wrappers.finish, search)
@@ -149,7 +149,7 @@ class Sampler:
     if requests:
       with progress.phase('Compiling the programs that sample'):
         self.engine.compile()
-      host_memory.give_back()  # the compiler's
+      host_memory.give_back()  # memory of the compiler
     rollouts = _with_retries(sample, requests, search, search_retries, enough)
     self.engine.unload()
     if not self.together:
