@@ -78,7 +78,9 @@ def lines(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
 def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
   """Returns the segments of the text that the policy wrote in a turn.
 
-  There are several if it wrote the name of a special token as ordinary text.
+  Usually it is one. If the policy wrote the name of a special token as ordinary
+  text, the text is cut there, because it would be encoded as the special token.
+  `trained` is the segments' flag: whether they are trained on.
   """
   unread = tokenizer.decode(turn.action_tokens).removeprefix(turn.text)
   text = tokenizer.write(turn.action_tokens).removesuffix(unread)

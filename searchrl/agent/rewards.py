@@ -238,10 +238,11 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
 
 
 def found_gold(trajectory: Trajectory) -> bool:
-  """Returns whether the policy read a gold answer in a passage.
+  """Returns whether the policy read one of the gold answers in a passage.
 
-  The gold answer must occur in the passage, and in the observation, which may
-  have only the beginning of the passage. All texts are normalised.
+  The answer must occur in a passage, and anywhere in the observation of the
+  same turn, which may have only the beginning of the passage. All texts are
+  normalised.
   """
   gold_answers = normalised(trajectory.question.answers)
   return any(gold in normalise(f'{passage.title} {passage.text}')

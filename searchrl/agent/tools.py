@@ -172,18 +172,18 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
   """Returns the action in a turn's text: a tool's call, an answer or 'invalid'.
 
   The turn is read up to the first </tool_call> or </answer>. A call is the
-  block that </tool_call> closes, if it contains a JSON object with a name, its
-  arguments and nothing else. As Llama's chat template writes it, "parameters"
-  may stand for "arguments", and there may be "type": "function". The only
-  argument of a search is query_list, with 1 to `max_queries` non-empty strings.
-  The arguments of any other tool are an object, which the tool checks. An
-  answer is a block as in the tag protocol. Everything else is invalid.
+  block that </tool_call> closes, if the block is one JSON object whose only
+  keys are "name" and "arguments". As Llama's chat template writes it,
+  "parameters" may stand for "arguments", and there may be "type": "function".
+  The only argument of a search is query_list, with 1 to `max_queries` non-empty
+  strings. The arguments of any other tool are an object, which the tool checks.
+  An answer is the block that </answer> closes. Everything else is invalid.
 
   Args:
     text: The turn's text.
     max_queries: Maximum number of queries.
-    bare: True if a turn is also a call if it has the JSON object without tags.
-      A thought may precede the object, and so may <|python_tag|>.
+    bare: True if a JSON object without tags is a call, too. A thought may
+      precede the object, and so may <|python_tag|>.
     names: Names of the tools.
   """
   text = tag_parser.until_stop(text, TOOL_STOPS)

@@ -185,9 +185,9 @@ def load(path: str, settings: Settings, *, mesh: Mesh | None = None
 def cached_loader() -> open_index.LoadEncoder:
   """Returns a function that loads an encoder, and keeps the last one loaded.
 
-  The function is the argument `load_encoder` of `engines.make`. Callers that
-  use the same function share an encoder and its compiled programs, as long as
-  the function exists.
+  If the same encoder is asked for again, the function returns it, with its
+  compiled programs, and loads nothing. Pass the function to `engines.make` as
+  `load_encoder`.
   """
 
   @functools.lru_cache(maxsize=1)

@@ -153,6 +153,8 @@ def check_worlds(config) -> None:
 def check_seeds(trained: Mapping[str, Any], config) -> None:
   """Raises a ValueError if a policy is evaluated in its own training world.
 
+  Worlds are generated from seeds, so the same seed gives the same world.
+
   Args:
     trained: Field config.data of the run that trains the policy.
     config: Config of the evaluation.

@@ -48,12 +48,15 @@ _LICENCES = {
 
 
 def run(config, workdir: str) -> None:
-  """Writes the files that are missing or damaged in `workdir`.
+  """Writes the files of the atlas to `workdir`.
+
+  Nothing is written if all of them exist and none has changed. Otherwise all
+  are written again.
 
   Raises:
     ModuleNotFoundError: A data package is not installed.
-    ValueError: A field is out of its range, or a number of hops has no
-      question.
+    ValueError: A field is out of its range, or there is no question of one of
+      the numbers of hops.
   """
   config_checks.check(config)
   folder = pathlib.Path(workdir)

@@ -120,7 +120,18 @@ def _note(folder: pathlib.Path, facts: Any, overlap: dict[str, float]) -> None:
 def _compare(config, cases: Sequence[evaluator.EvalCase],
              sets: Sequence[datasets.Dataset], searched: Any,
              folder: pathlib.Path, judge: scoring.Scorer | None) -> None:
-  """Evaluates all methods, and writes a table of scores and differences."""
+  """Evaluates the methods of evaluate.order, and writes and prints the tables.
+
+  These are the scores, and the differences from the last method.
+
+  Args:
+    config: Config of the evaluation.
+    cases: Sets of questions with their engines and decodings.
+    sets: Sets of questions.
+    searched: Description of the searched data, for the fingerprint.
+    folder: Directory of the results.
+    judge: Scorer of answers besides the built-in scores, or None.
+  """
   options, rows, timed = config.evaluate, [], []
   loaded: Any = None  # the last model, with its sampler
   loaded_from = None

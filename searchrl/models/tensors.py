@@ -202,10 +202,9 @@ def sources(leaves: Params, names: Mapping[str, str]) -> Params:
 
 def shapes(leaves: Params, names: Mapping[str, str]
           ) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of each tensor in a file, by its name.
+  """Returns the shapes that the tensors of a file must have: name -> shape.
 
-  The arguments are a tree of arrays, or of their shapes, and the names of its
-  keys, as for `sources`.
+  Nothing is read. The arguments are those of `sources`.
   """
   return {name: source.flip(leaf.shape[source.stacked:])
           for source, leaf in zip(jax.tree.leaves(sources(leaves, names)),

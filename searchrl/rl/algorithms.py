@@ -126,7 +126,8 @@ def grpo(
   deviation if `normalize_std`.
 
   Source: Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, eq. 3. Search-R1
-    uses kl_coef 1e-3 and the token mean.
+    uses other options of the regularizer: kl_coef=1e-3, and 'token_mean' as
+    the aggregation.
   """
   return Algorithm(
       by_group(normalize_std),

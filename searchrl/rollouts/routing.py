@@ -19,7 +19,10 @@ from searchrl.trajectory import Batch, Trajectory
 
 
 def to_json(routing: np.ndarray) -> dict[str, Any]:
-  """Returns an array of chosen experts as a dict that JSON can hold."""
+  """Returns an array of chosen experts as a dict that JSON can hold.
+
+  The dict has the dtype, the shape and the bytes in base64.
+  """
   return {'dtype': routing.dtype.name, 'shape': routing.shape,
           'data': base64.b64encode(routing.tobytes()).decode()}
 

@@ -63,10 +63,10 @@ class Sampler:
     """Returns a sampler of another dialogue on the same engine.
 
     Both samplers share slots and compiled programs. Only one of them may run at
-    a time, with the weights that its rollout is given. Nothing is compiled
-    again unless the stop strings have more than 64 states (see
-    `stops.StopTable`) or only one of the two truncates. Make such a sampler
-    once for many rollouts.
+    a time, with the weights that are passed to its `rollout`. Nothing is
+    compiled again unless the new stop strings have more than 64 states (see
+    `stops.StopTable`), or only one of the two samplers is called with a
+    `truncation`. Make such a sampler once for many rollouts.
 
     A sample's randomness depends on the seed, the step, the question's uid, the
     sample and the turn, but not on the dialogue. Give the questions of a second

@@ -124,7 +124,10 @@ def find(name: str, field: str = 'search.engine') -> Engine:
 
 
 def _engine_of_a_paper(name: str) -> str:
-  """Returns a hint if a paper's module has an engine of this name, or ''."""
+  """Returns a hint with the full name of a paper's engine, or ''.
+
+  It is '' if no module in `searchrl.papers` has an engine of this name.
+  """
   for file in _PAPERS.glob('*/*.py'):
     if file.stem == name and 'def make(corpus' in file.read_text():
       return (' Did you mean '

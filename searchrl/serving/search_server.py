@@ -155,11 +155,11 @@ class Server:
       raise
 
   def _is_costly(self, body: bytes) -> bool:
-    """Returns whether to cancel a request if its client disconnects.
+    """Returns whether a request is worth cancelling if its client disconnects.
 
-    Watching for this has a cost, so that small requests are not watched at low
-    load. A client that has waited too long asks again. If its first request
-    were still searched, a slow engine would never catch up.
+    A client that has waited too long disconnects and asks again. If its first
+    request were still searched for, a slow engine would never catch up. But it
+    costs time to watch for this, so small requests at low load are not watched.
     """
     return (len(body) > _WATCHED_BYTES or
             self.batcher.waiting >= self.options.batch_queries)

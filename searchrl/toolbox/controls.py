@@ -59,7 +59,11 @@ def random_document(window_tokens: int = 0) -> Tool:
 
 
 def random_number(most: int = 2000) -> Tool:
-  """Returns the tool `calculate` with random results in [0, `most`)."""
+  """Returns a control: the tool `calculate` with random results.
+
+  They are integers from 0 up to, but without, `most`. The question, the step,
+  the sample and the turn determine them, whatever is to be calculated.
+  """
   def calculate(calls: Sequence[ToolCall]) -> list[ToolResult]:
     return [ToolResult(str(_rng(call, 0).integers(most))) for call in calls]
 

@@ -135,10 +135,10 @@ class _Server:
     return [self._result(future) for future in futures]
 
   def wait(self) -> None:
-    """Returns at once if no call has failed, else once the server answers.
+    """Waits until the server answers, if a call has failed since it last did.
 
     Raises:
-      ConnectionError: It has not answered for `pause_secs`.
+      ConnectionError: It has not answered within `pause_secs` of waiting.
     """
     start, pause = time.monotonic(), _FIRST_PAUSE_SECS
     while self._failed:

@@ -117,7 +117,7 @@ class Learner:
             step.critic_optimizer, factor)))
 
   def updates(self, state: State) -> dict[str, int]:
-    """Returns the number of optimiser steps that each network has made."""
+    """Returns the number of optimiser steps so far, by network."""
     return {network: int(trained.updates) for network, trained in state.items()}
 
   def policy(self, state: State, base: transformer.Params

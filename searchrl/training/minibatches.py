@@ -120,9 +120,14 @@ class PackedBatch:
     return result
 
   def with_old(self, batch: Batch, per_token: Sequence[jax.Array]) -> Batch:
-    """Returns a batch with `old_logprobs` where it has none, or NaN.
+    """Returns a batch whose missing `old_logprobs` are filled in.
 
-    `per_token` has those of each mini-batch's packed rows, [M R L].
+    They are missing if the batch has no such field, or where it has NaN.
+
+    Args:
+      batch: Batch to fill in.
+      per_token: Log-probs of each mini-batch's packed rows, each an array
+        [M R L]: micro-batches, rows and tokens.
     """
     old = self.from_rows(per_token)
     if batch.old_logprobs is not None:

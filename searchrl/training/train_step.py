@@ -57,9 +57,9 @@ class ForwardOptions:
 class TrainStep:
   """The jitted steps of one recipe, and the shardings of their state.
 
-  In the signatures below, `trained` is either all parameters of the policy, or
-  the adapters of a policy. The policy's other parameters are then `frozen`;
-  otherwise `frozen` is None.
+  In the signatures below, `trained` has all parameters of the policy, and
+  `frozen` is None. If adapters are trained, `trained` has these alone, and
+  `frozen` has the other parameters.
   """
 
   shape: transformer.TransformerConfig

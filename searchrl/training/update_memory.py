@@ -156,10 +156,11 @@ def _experts(learner: Learner) -> float:
 
 
 def _replayed(learner: Learner, rows: int) -> float:
-  """Returns the bytes per device of the record of a mini-batch's experts.
+  """Returns the bytes per device that name the experts of each token.
 
-  The record names the experts that each token used in the rollout. It is 0 if
-  the update lets the router choose.
+  An update that replays the router has them, of a mini-batch, from the rollout.
+  The result is 0 if the router chooses again. `rows` is the number of packed
+  rows of all mini-batches.
   """
   step, options = learner.train_step, learner.train_step.shape.experts
   if options is None or not step.forward_options.router_replay:

@@ -179,7 +179,7 @@ def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
 
 
 def chains(atlas: Atlas, key: str) -> Iterator[tuple[Fact, ...]]:
-  """Yields the chains of at most three facts that begin with an entity.
+  """Yields the chains of at most three facts that begin with the entity `key`.
 
   No entity occurs twice in a chain. The first fact is one about which
   questions may be asked.

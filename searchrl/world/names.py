@@ -75,9 +75,10 @@ def _word(rng: np.random.Generator, part: str) -> str:
 
 
 def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
-  """Yields distinct words that are all seen or all unseen; see `is_unseen`.
+  """Yields distinct words for a part of a name, a key of `ENDINGS`.
 
-  It ends when 1,000 draws in a row give no new word.
+  They are all kept out of training if `unseen`, and otherwise none is; see
+  `is_unseen`. It ends when 1,000 draws in a row give no new word.
   """
   seen, misses = set(), 0
   while misses < 1000:

@@ -69,10 +69,10 @@ def _policy_segment(turn: Turn, tokenizer: tokenizers.Tokenizer | None,
 
 def _texts(ids: Sequence[int], text: str,
            tokenizer: tokenizers.Tokenizer | None) -> tuple[str, ...]:
-  """Returns a text per token; without ids or tokenizer, the whole as one.
+  """Returns a text per token, or the whole as one without ids or a tokenizer.
 
-  A character that consists of several tokens is the text of the last one. A
-  special token has its name as text.
+  If a character consists of several tokens, the last of them has it as its
+  text, and the others have ''. The text of a special token is its name.
   """
   if tokenizer is None or not ids:
     return (text,)

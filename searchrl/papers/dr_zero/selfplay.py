@@ -81,7 +81,7 @@ def examples(config) -> dict[str, str]:
 
 
 class _Iterations:
-  """The phases of self-play, and the directories that they write."""
+  """Runs the phases of self-play, and knows the directories of their files."""
 
   def __init__(self, config, folder: pathlib.Path):
     self._config, self._folder = config, folder
@@ -96,9 +96,10 @@ class _Iterations:
         documents=options.documents)
 
   def iterate(self, number: int) -> None:
-    """Runs one iteration.
+    """Trains the proposer, has it propose questions, and trains the solver.
 
-    A phase is skipped if its summary or its report exists.
+    A phase is skipped if its last file exists: the summary of a training, or
+    the report of an examination or of proposals.
     """
     here, options = self._of(number), self._config.selfplay
     if _exists(here / 'solver' / summary.FILE):

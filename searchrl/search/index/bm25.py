@@ -61,8 +61,8 @@ _LAST = re.compile(
 def stem(word: str) -> str:
   """Returns Porter's stem of a lower-case word, with Lucene's three departures.
 
-  Words of two letters stay as they are, `bli` becomes `ble` after any letter,
-  and `logi` becomes `log`.
+  Words of at most two letters stay as they are, the suffix `bli` becomes `ble`
+  after any letter, and the suffix `logi` becomes `log`.
 
   Source: Porter 1980, An algorithm for suffix stripping, Program 14(3); its
     author lists these departures for his own implementation.

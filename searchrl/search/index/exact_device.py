@@ -242,10 +242,16 @@ def _pieces(source, first: int, last: int, block: int):
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames='dtype')
 def _fill(buffers, piece, place: tuple[int, int], *, dtype: str):
-  """Writes a piece, less the mean, to buffers.
+  """Writes a piece of the vectors, less the mean of all, to buffers.
+
+  Args:
+    buffers: Rows and scales of a part of the index. Their memory is reused.
+    piece: Rows, perhaps with scales, and the mean of all vectors.
+    place: Block, and the first row in it.
+    dtype: Dtype of the rows in the buffers.
 
   Returns:
-    The buffers, and whether all values are finite.
+    The new buffers, and whether all values of the piece are finite.
   """
   (rows, *scales), mean = piece
   rows = rows.astype(jnp.float32)

@@ -214,13 +214,14 @@ class Transport:
     return SearchError(failure.kind, failure.detail)
 
   def wait(self, probe: Callable[[], Any]) -> None:
-    """Returns at once if no call has failed, else once a server answers.
+    """Waits until a server answers, if a call has failed since one last did.
 
     Args:
       probe: Function that makes a call and returns a SearchError if it fails.
 
     Raises:
-      ConnectionError: No server answered for `pause_secs`, or one refuses.
+      ConnectionError: No server has answered within `pause_secs` of waiting, or
+        one answered that it does not accept the call, as with a wrong key.
     """
     if not self._failed:
       return
