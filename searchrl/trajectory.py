@@ -272,7 +272,7 @@ class Trajectory:
 
   @property
   def is_void(self) -> bool:
-    """True if it has no reward, because a search or its judge failed."""
+    """True if the trajectory has no reward: a search or the judge failed."""
     return self.stop_reason == 'search_error' or self.judge_error is not None
 
   @property

@@ -281,18 +281,18 @@ def tool_message(number: int, content: str, tool: str = 'search') -> Message:
 
 def check_append_only(render: Render, messages: Sequence[Message],
                       counts: Sequence[int]) -> None:
-  """Raises if the template later changes the text of a history.
+  """Checks that a chat template only adds text as a conversation grows.
 
   Args:
-    render: Function from messages to text.
+    render: Function from messages to text, which applies the template.
     messages: All messages of a conversation.
-    counts: Ascending numbers of messages. For each number, the text of the
-      first messages must include their contents, and be a prefix of the text
-      for the next number.
+    counts: Ascending numbers of messages. For each number n, the text of the
+      first n messages must include the contents of all n, and be a prefix of
+      the text for the next number.
 
   Raises:
-    ValueError: A text is not such a prefix or lacks a content; the error names
-      the change.
+    ValueError: A text is not such a prefix, or lacks the content of a message.
+      The error names the change.
   """
   earlier = ''
   for count in counts:

@@ -203,7 +203,10 @@ def r1(tokenizer) -> Dialogue:
 
 
 def from_memory(tokenizer) -> Dialogue:
-  """Returns a dialogue, in our own words, for an answer at once from memory."""
+  """Returns a dialogue in which the model answers at once, without a search.
+
+  The wording of its prompt is our own, and no paper's.
+  """
   return tags(tokenizer.leading_space + FROM_MEMORY)
 
 

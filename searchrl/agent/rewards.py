@@ -28,7 +28,7 @@ Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
 @dataclasses.dataclass(frozen=True)
 class JudgeError:
-  """The result for a trajectory that a judge failed to score.
+  """What a reward function returns, in place of scores, if its judge failed.
 
   The trajectory is not trained on.
   """

@@ -46,7 +46,7 @@ class Tokenizer:
       eos_ids: Ids that end a sequence; default: the tokenizer's own.
 
     Raises:
-      ValueError: No id ends a turn, or one is not in the vocabulary.
+      ValueError: No id ends a sequence, or one is not in the vocabulary.
     """
     self._fast = fast
     self.vocab_size = max(fast.get_vocab().values()) + 1

@@ -102,7 +102,11 @@ def _messages(record: Mapping[str, Any], place: str) -> Conversation:
 
 
 def _with_calls(message: Mapping[str, Any], place: str) -> dict[str, Any]:
-  """Returns a checked message, with the arguments of its tool calls parsed."""
+  """Checks a message, and returns it with the arguments of its calls parsed.
+
+  Raises:
+    ValueError: A field is missing or of another type; `place` is named.
+  """
   _text(message, 'role', place)
   if not message.get('tool_calls'):
     _text(message, 'content', place)

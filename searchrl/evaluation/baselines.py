@@ -72,7 +72,7 @@ class PromptedModel:
 
   def find(self, attempts: Sequence['_Attempt']
           ) -> list[Passages | SearchError]:
-    """Returns the search engine's result for the query of each attempt."""
+    """Searches for each attempt's query; returns the results in order."""
     top_k = self.sampler.budgets.top_k
     return samplers.search_with_retry(self.search, [
         Query(x.query, top_k, x.question, self.step) for x in attempts])

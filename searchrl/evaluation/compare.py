@@ -29,8 +29,8 @@ class Difference:
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
   """Returns the 95 % confidence interval (low, high) of the mean of values.
 
-  It is found by resampling the values: the percentile bootstrap.
-  Equal values are drawn together, to save time.
+  It is found by resampling the values: the percentile bootstrap. To save time,
+  the number of draws of each distinct value is drawn, which is equivalent.
 
   Source: Efron 1979.
   """
@@ -44,15 +44,17 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
 
 def difference(first: Sequence[Score], second: Sequence[Score],
                score: str = 'em') -> Difference:
-  """Returns the difference of two methods' scores on common questions.
+  """Returns the mean difference of two methods' scores on common questions.
 
-  Several samples of a question count as their mean. The test counts the
-  questions that only one of the methods answers right, that is, with a mean of
-  at least one half. With F1, it counts those that one method answers better.
+  It comes with a bootstrap interval and McNemar's exact p. Several samples of a
+  question count as their mean. For p, the questions are counted that the first
+  method alone answers right, and those that the second alone does; right means
+  a mean of at least one half. With F1, the questions are counted that the first
+  or the second method answers better.
 
   Args:
     first: Scores of the first method.
-    second: Scores of the second method, which are subtracted.
+    second: Scores of the second method. They are subtracted from the first's.
     score: Name of the score, such as 'em'.
 
   Raises:

@@ -170,7 +170,7 @@ def stream(config, data: datasets.Dataset) -> questions_lib.Stream:
 
 
 def _warn_of_outcome(config, recipe: algorithms.Algorithm) -> None:
-  """Warns if a filter reads an outcome that is not the user's reward."""
+  """Warns if groups are filtered by something else than the user's reward."""
   if recipe.keep is not algorithms.keep_all and (
       config.outcome != config.reward
       and not config.reward.startswith('searchrl.')):

@@ -76,7 +76,7 @@ def _check_optimizer(path: str, group: Mapping[str, Any], updates: int) -> None:
 
 
 def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
-  """Raises a ValueError if an engine may need longer than a search may take."""
+  """Raises a ValueError if a search would time out before its servers do."""
   secs = spec.deadline_secs(rollout.max_num_seqs)
   if secs >= rollout.search_timeout_secs:
     raise ValueError(

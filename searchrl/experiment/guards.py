@@ -113,11 +113,11 @@ class Guards:
     return verdict
 
   def remember_collapse(self, progress: Progress, verdict: Verdict) -> Progress:
-    """Returns the progress, with the last checkpoint before a collapse.
+    """Returns the progress, which keeps the last checkpoint before a collapse.
 
     Some rules notice a collapse of the policy only some steps later. At the
-    first alert of such a rule, the step of the newest checkpoint that is old
-    enough to be trusted is put into `before_collapse`.
+    first alert of such a rule, `before_collapse` becomes the step of the
+    checkpoint that `before` returns.
     """
     if not verdict.is_late or progress.collapsing:
       return dataclasses.replace(progress, collapsing=verdict.is_late)

@@ -127,7 +127,10 @@ def forget_after(step: int, folder: pathlib.Path) -> None:
 
 
 def check_not_silent(progress: Progress, options: Any) -> None:
-  """Raises a ValueError if the last `train.stop_after` steps were silent."""
+  """Raises a ValueError if the last `train.stop_after` steps were silent.
+
+  A step is silent if all outcomes of each of its groups are alike.
+  """
   if is_silent(progress, options):
     raise ValueError(
         f'the last {progress.silent_steps} steps, up to step {progress.step}, '

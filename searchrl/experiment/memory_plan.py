@@ -134,7 +134,7 @@ def chosen(config) -> Any:
 
 
 def _follows(config, name: str) -> bool:
-  """Returns whether `chosen` may set a field of the rollouts by the memory."""
+  """Returns whether `chosen` may set a field of config.rollout to what fits."""
   return bool({'learner', 'rejection'} & {*config}) and (
       name in dict(rules.unset(config))) and (
           not model_folders.is_tiny(config.model.path)) and (
@@ -225,9 +225,9 @@ def _rollout_devices(config) -> int:
 
 
 def _samplers(config, mesh, kind) -> tuple[int, int]:
-  """Returns the number of devices per process that sample, and of processes.
+  """Returns how many devices of a process sample, and how many processes run.
 
-  `mesh` has the devices that train.
+  `mesh` has the devices that train, which may be others.
   """
   apart = _rollout_devices(config)
   return apart or min(kind.a_process, mesh.size), max(
@@ -242,10 +242,9 @@ def _has_room(plan: Plan) -> bool:
 def _rollouts(config, shape, mesh, kind
              ) -> tuple[Engine, tuple[Engine, ...], dict[str, float],
                         dict[str, float]]:
-  """Returns the costs of rollouts, with the bytes that devices hold for them.
+  """Returns the config's Engine, all possible Engines, and what devices hold.
 
-  They are the config's Engine, all possible ones, the bytes by content of
-  devices that sample, and those of all devices.
+  Two dicts have the bytes of each content on a device that samples, and on any.
   """
   if 'rollout' not in config:
     return rollout_memory.NONE, (), {}, {}
@@ -309,13 +308,14 @@ def documents_of(config) -> int:
 
 
 def _devices(config):
-  """Returns the kind of device, a mesh and a name.
+  """Returns the kind of the devices, the mesh that trains, and a text of both.
 
-  The mesh has real devices, devices to compile for, or abstract devices. It
-  trains; devices that only sample are not in it.
+  Without plan.devices, the mesh has the devices of this machine. Otherwise it
+  has devices to compile for, or abstract ones. Devices that only sample are not
+  in it.
 
   Raises:
-    ValueError: The devices have no such mesh.
+    ValueError: The mesh of the config cannot be made of the devices.
   """
   apart = _rollout_devices(config)
   tensor = config.get('rollout', {}).get('tensor', 1)
@@ -373,7 +373,7 @@ def _platform(mesh, kind) -> str:
 
 
 def learner_of(config, shape, mesh, kind) -> tuple[learners.Learner, str]:
-  """Returns the run's learner, and the attention that its platform uses."""
+  """Returns the run's learner, and the name of the attention that it uses."""
   name = config.model.attention
   if name == 'auto':
     name, _ = attention.choose(

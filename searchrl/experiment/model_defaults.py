@@ -330,7 +330,10 @@ def _longest_prompt(questions: list[Question], dialogue: dialogues.Dialogue,
 
 def _passage_tokens(config, dialogue: dialogues.Dialogue, tokenizer: Any
                    ) -> int:
-  """Returns the number of tokens in which 95 % of the passages fit."""
+  """Returns a number of tokens for which 95 % of the passages are short enough.
+
+  A passage is counted as the dialogue writes it.
+  """
   if not config.search.corpus:
     return _UNKNOWN
   lengths = sorted(

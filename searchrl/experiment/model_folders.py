@@ -98,15 +98,17 @@ class ModelFolder:
 
 def read(path: str, dialogue: str, tools: Sequence[Tool] = (dialogues.SEARCH,),
          matmul_dtype: str = '') -> ModelFolder:
-  """Reads a model directory that uses a dialogue.
+  """Reads a model directory, and makes the dialogue of its conversations.
+
+  The weights are not read.
 
   Args:
     path: Path of a Hugging Face directory, or a hub id.
     dialogue: Name, as 'module:function', of a function that makes a Dialogue
       for a Tokenizer. '': the result of `default_dialogue`.
     tools: Tools that the dialogue lists.
-    matmul_dtype: Dtype of the operands of matrix products. 'auto': the fastest
-      one of the first process. '': that of the activations.
+    matmul_dtype: Dtype of the operands of matrix products. 'auto': the one that
+      is fastest on the first process's devices. '': that of the activations.
 
   Raises:
     FileNotFoundError, ValueError: The directory is incomplete, model and

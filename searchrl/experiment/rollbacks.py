@@ -54,15 +54,15 @@ def finish(folder: pathlib.Path) -> None:
 
 
 def applied(folder: pathlib.Path, progress: Progress) -> Progress:
-  """Returns the progress with which a run continues after it is restored.
+  """Returns the progress with which a run goes on from a restored checkpoint.
 
-  If the last rollback led to this checkpoint, the rollback is counted, and the
-  next questions are those that came next when the run failed. Else the progress
-  is unchanged.
+  If the last rollback went to this checkpoint, it is counted, and the questions
+  that were drawn before the rollback are not drawn again. Otherwise the
+  progress is returned as it is.
 
   Args:
     folder: Directory of the run.
-    progress: Progress in the checkpoint.
+    progress: Progress in the restored checkpoint.
   """
   for last in read(folder)[-1:]:
     if last['to'] == progress.step and progress.rollbacks < last['rollback']:

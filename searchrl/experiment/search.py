@@ -131,11 +131,12 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
           options: Any, *, seed: int,
           bind: Bind = lambda search, corpus: search
           ) -> list[evaluator.EvalCase]:
-  """Returns the evaluations to run: every set with each decoding.
+  """Returns the evaluations to run: every set with each engine and decoding.
 
-  Some sets are also evaluated with random passages, which shows whether answers
-  come from retrieval. These are the first set, which should then score about 0,
-  and famous facts, which should score the fraction that the policy knows.
+  With the option `noise`, the first set and the set about famous facts are also
+  evaluated with random passages, which shows whether answers come from
+  retrieval. The first set should then score about 0, and famous facts the
+  fraction that the policy knows.
 
   Args:
     through: Engines, from `of_evaluation`.

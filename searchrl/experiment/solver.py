@@ -29,12 +29,13 @@ _OURS = ('searchrl.agent.dialogue:laptop and :laptop_read, '
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
-  """A function that lets a frozen model attempt questions some times each.
+  """A function that lets a frozen model attempt each question several times.
 
-  All processes take part, and use the policy's engine between its rollouts. The
-  randomness of an attempt depends on the question's uid and the attempt's
-  number, but not on the step. A question that is too long for the prompt's
-  budget is not asked. Its attempts have no turns and no answer.
+  All processes take part. The model uses the engine of the policy, which
+  samples nothing meanwhile. The randomness of an attempt depends on the
+  question's uid and the attempt's number, but not on the step. A question that
+  is too long for the prompt's budget is not asked; the attempts at it have no
+  turns and no answer.
   """
 
   sampler: Sampler

@@ -134,11 +134,13 @@ def _is_finished(config, folder: pathlib.Path) -> bool:
 def _evaluate(experiment: build.Experiment, params, name: str,
              folder: pathlib.Path, writer: metrics.Writer, step: int
             ) -> float | None:
-  """Evaluates the policy under a name, unless an earlier call has done so.
+  """Evaluates the policy, with results in the folder evaluation/`name`.
+
+  If the results exist already, nothing is evaluated again.
 
   Returns:
-    The greedy main score of the first set, or the mean over several sets; None
-    if there are no sets.
+    The greedy main score: the mean over the sets, or the score of the only set.
+    It is None if there are no sets.
   """
   if not experiment.cases:
     return None

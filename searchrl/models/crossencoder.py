@@ -78,7 +78,9 @@ def logical_axes(config: EncoderConfig) -> Params:
 
 def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
         ) -> Params:
-  """Loads a cross-encoder: transformers' BertForSequenceClassification.
+  """Loads the params of a cross-encoder.
+
+  The files are those of a BertForSequenceClassification of transformers.
 
   Args:
     folder: Folder with safetensors.

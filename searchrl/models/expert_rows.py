@@ -152,12 +152,21 @@ def _passes(rows, room: int):
 
 
 def _places(ids, count: int, block: int, end: int):
-  """Returns the index of the row of each token's choices, [N k].
+  """Assigns a row of the experts' input to each choice of an expert.
 
-  Rows are sorted by expert, and the rows of each expert begin at a multiple of
-  `block`. Choices of experts on other devices get rows from `end` on, which are
-  not computed. The second result, [E + 1], has the number of each expert's
-  first block, and of the first block after all experts.
+  The rows are sorted by expert, and those of each expert begin at a multiple of
+  `block`. Choices of experts on other devices get the rows from `end` on, which
+  are not computed.
+
+  Args:
+    ids: Number of the expert of each of a token's k choices, [N k].
+    count: Number E of experts on this device.
+    block: Number of rows of a block.
+    end: First row that is not computed.
+
+  Returns:
+    The number of each choice's row, [N k]; and [E + 1], the number of each
+    expert's first block, and of the first block after all experts.
   """
   flat = jnp.minimum(ids.ravel(), count)
   sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')

@@ -18,11 +18,12 @@ def resolve(
     title: str, implementation: str, choose: Callable[[], tuple[str, str]],
     test: Callable[[str], None], simpler: Mapping[str, str] = {},
 ) -> tuple[str, str]:
-  """Returns the tested implementation that a run uses, and a sentence to log.
+  """Returns the implementation that a run uses, and a sentence to log.
 
-  With 'auto', an implementation whose test fails is replaced by a simpler one,
-  with a warning in the sentence. The implementation 'xla' is not tested. Let
-  one process call this function, and broadcast the result.
+  It has passed its test, unless it is 'xla', which needs none. With 'auto', an
+  implementation whose test fails is replaced by a simpler one, which is tested
+  in turn, and the sentence has a warning. Let one process call this function,
+  and broadcast the result.
 
   Args:
     title: Name of what is implemented, for the sentence.
@@ -30,8 +31,8 @@ def resolve(
       'auto', which starts with the one that `choose` returns.
     choose: Function that returns an implementation and the reason for it.
     test: Function that raises a RuntimeError if an implementation is wrong.
-    simpler: Map from an implementation to the one that replaces it; the default
-      is 'xla'.
+    simpler: Map from an implementation to the one that replaces it. One that it
+      does not have is replaced by 'xla'.
 
   Raises:
     RuntimeError: The named implementation fails its test.

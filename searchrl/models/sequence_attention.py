@@ -53,10 +53,11 @@ def over_whole_rows(attend: Callable[..., Array],
                     shardings: Callable[[Any], Any]) -> Callable[..., Array]:
   """Returns a function like `attend` for rows that are split over devices.
 
-  Its q, k, v and output are split by positions. While it computes, each device
-  has all positions of some heads instead. The number of parts divides the query
-  heads. If it does not divide the KV heads, each KV head is repeated until it
-  does. The sum of its copies' gradients is the gradient of the head.
+  The function's q, k, v and output are split by positions. While it computes,
+  each device has all positions of some heads instead. The number of query heads
+  must be a multiple of the number of devices that share a row. If the number of
+  KV heads is not, each KV head is repeated until it is; a head's gradient is
+  then the sum of its copies' gradients.
 
   Args:
     attend: Function `attention.causal`, or a partial of it.

@@ -50,7 +50,10 @@ Entry = dict[str, Any]
 
 
 def names() -> list[str]:
-  """Returns the names of all files, except vectors, which can be computed."""
+  """Returns the names of the papers' files of passages and of questions.
+
+  Files of vectors are left out, because they can be computed.
+  """
   return [*TABLE['passages'], *TABLE['questions']]
 
 

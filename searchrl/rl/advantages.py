@@ -59,9 +59,10 @@ def group_relative(
 
     A_i = (r_i - mean_g r) / (std_g r + 1e-6)
 
-  Here g is the group of row i. A group of one row gives exactly 0, and so does
-  a group whose rewards differ by at most 1e-6. The rounding of a constant
-  reward never becomes an advantage.
+  Here g are the rows of the group of row i for which `in_baseline` is True; the
+  others get 0. A group of one such row gives exactly 0, and so does a group
+  whose rewards differ by at most 1e-6. The rounding of a constant reward never
+  becomes an advantage.
 
   Without `normalize_std`, A = r - mean (Dr. GRPO, arXiv:2503.20783). The
   variance is that of a sample with `ddof` 1, and of a population with 0: in a
@@ -175,14 +176,14 @@ def gae(
     delta_t = r_t + discount V_{t+1} - V_t
     A_t = delta_t + discount gae_lambda A_{t+1}        R_t = A_t + V_t
 
-  The index t counts the tokens that the policy sampled. Tokens that were
-  retrieved between two of them are skipped. After the last one V = 0. Apply
-  `whiten` to the advantages A, not to the returns R.
+  Here t + 1 is the next token of the row that the policy sampled: retrieved
+  tokens between the two are skipped. After the last one V = 0. Apply `whiten`
+  to the advantages A, not to the returns R.
 
   Args:
     token_rewards: Rewards r_t, from `token_rewards`, [B, T].
-    values: Values V_t, the critic's estimate before token t of the rewards to
-      come, [B, T].
+    values: Values V_t, [B, T]: the critic's estimates, made before token t, of
+      the rewards to come.
     loss_mask: True where the policy sampled the token, [B, T].
     discount: Discount gamma: a reward that comes k policy tokens later is
       multiplied by gamma^k.
@@ -314,10 +315,11 @@ class _Groups(NamedTuple):
 
 
 def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
-  """Computes the statistics of each group and gives them to its rows.
+  """Returns for each row the statistics of its group.
 
-  Gaps are averaged instead of rewards. The gap between two close rewards is
-  exact in floating point, and the gap between equal rewards is exactly 0.
+  A row's gap is its reward minus the smallest reward of its group. Gaps are
+  averaged instead of rewards: the gap between two close rewards is exact in
+  floating point, and the gap between equal rewards is exactly 0.
   """
   if in_baseline is None:
     in_baseline = np.ones(np.shape(rewards), bool)

@@ -149,11 +149,11 @@ def trained_tokens(batch: Batch) -> Bool[Array, 'B T']:
 
 
 def observed_tokens(batch: Batch) -> Bool[Array, 'B T']:
-  """Returns True for tokens that the environment wrote, [B, T].
+  """Returns a mask of the tokens that the environment wrote, [B, T].
 
-  Examples are retrieved passages. Only rows that are in the loss have such
-  tokens here. The tokens are between a row's first and last sampled token, so
-  that the prompt does not count. A batch has no tokens after the last action.
+  These are for instance retrieved passages. The mask is True for the tokens
+  between a row's first and last sampled token that were not sampled. So the
+  prompt does not count, and rows that are not in the loss have no such tokens.
   """
   mask = trained_tokens(batch)
   after_first = jnp.cumsum(mask, axis=1) > 0

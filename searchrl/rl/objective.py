@@ -137,10 +137,11 @@ def by_group(normalize_std: bool = True) -> Callable:
 
 def reference_kl(batch: Batch, regularizer: Regularizer
                 ) -> Float[Array, 'B T'] | None:
-  """Returns kl_coef times the KL to the reference policy of each token, [B, T].
+  """Returns kl_coef times each token's KL to the reference policy, [B, T].
 
-  The KL is KL(pi_old || pi_ref) in nats, and 0 at tokens that are not trained
-  on. The result is None if kl_coef is 0.
+  It is an estimate of KL(pi_old || pi_ref) from the log-probs of the sampled
+  token, in nats, by the regularizer's estimator; see `losses.kl`. It is 0 at
+  tokens that are not trained on. The result is None if kl_coef is 0.
   """
   if not regularizer.kl_coef:
     return None

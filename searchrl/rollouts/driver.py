@@ -203,11 +203,12 @@ class _Slots:
     return assigned
 
   def feed(self, ready: Sequence[Unfinished]) -> None:
-    """Appends the pending tokens of trajectories to their slots, which decode.
+    """Appends the pending tokens of trajectories to their slots.
 
-    A trajectory whose next action would not fit in its slot ends here. One for
-    which the shared cache has no room now waits for the next call. New
-    trajectories are served last.
+    From then on these slots decode. A trajectory is finished instead if its
+    slot has no room for a token of its next action. If the shared cache has no
+    room for a trajectory, it waits until the next call. New trajectories are
+    served last.
     """
     entries, appends = [], []
     for entry in sorted([*self.waiting, *ready], key=lambda entry: entry.fresh):

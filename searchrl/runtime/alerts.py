@@ -61,9 +61,15 @@ def _far_below_first(now: float, before: Past, limit: float) -> bool:
 
 
 def _far_below_best(now: float, before: Past, limit: float) -> bool:
-  """Returns whether the mean of the last 5 steps is far below the best mean.
+  """Returns whether a metric's mean over the last 5 steps has collapsed.
 
-  A fall of less than 0.1 is not a collapse, however low the best mean was.
+  It has if it is below `limit` times the best mean of 5 steps in a row, and at
+  least 0.1 below it.
+
+  Args:
+    now: Value of the metric in this step.
+    before: Values of earlier steps.
+    limit: Fraction of the best mean.
   """
   if len(before) < _FEW:
     return False

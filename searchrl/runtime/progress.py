@@ -268,7 +268,10 @@ def _duration(secs: float) -> str:
 
 
 def _is_first_by_environment() -> bool:
-  """Returns whether this process prints, before jax knows its number."""
+  """Returns whether this is the first process, by environment variables.
+
+  It can be asked before jax is initialised and knows the process's number.
+  """
   return all(os.environ.get(name, '0') in ('', '0') for name in (
       'JAX_PROCESS_ID', 'SLURM_PROCID'))
 

@@ -34,14 +34,14 @@ class Cached:
 
   Args:
     search: The inner search. Its results must depend on text and top_k alone.
-    index: Name of the searched data, so that one file can serve several
-      searches. Another index, encoder or option needs another name.
+    index: Name of the inner search in the file, so that one file can serve
+      several. Change the name with the index, the encoder or an option.
     path: Path of a SQLite file on a disk of this machine; '': memory alone.
     entries: Largest number of results in memory.
 
   Raises:
-    ValueError: The name is empty, entries is negative, or the file is not such
-      a cache.
+    ValueError: `index` is empty, `entries` is negative, or the file is not a
+      cache of this kind.
   """
 
   def __init__(self, search: SearchFn, *, index: str, path: str = '',

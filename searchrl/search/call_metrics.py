@@ -27,7 +27,13 @@ class Call:
 
 
 def count(secs: float, results: Sequence[Any], tool: str = 'search') -> Call:
-  """Returns a finished call, given its duration and each query's result."""
+  """Returns the record of a finished call, with counts of its results by kind.
+
+  Args:
+    secs: Duration of the call in seconds.
+    results: Result of each query of the call.
+    tool: Name of the tool that was called.
+  """
   errors = [result for result in results if isinstance(result, SearchError)]
   return Call(
       secs, len(results), timeouts=sum(e.kind == 'timeout' for e in errors),

@@ -79,12 +79,15 @@ class Corpus:
 
 
 def read(path: str | pathlib.Path) -> Corpus:
-  """Reads a jsonl file (gzip if its name ends in .gz); skips empty lines.
+  """Reads a corpus from a jsonl file, with a passage in each line.
+
+  The forms of a line are those of `parse`. Empty lines are skipped. The file is
+  compressed by gzip if its name ends in .gz.
 
   Raises:
     FileNotFoundError: There is no such file.
-    ValueError: A line is not such an object, an id occurs twice, or the file
-      has no passage or is truncated.
+    ValueError: A line is not a passage, an id occurs twice, or the file has no
+      passage or is truncated.
   """
   path, passages = locate(path), []
   numbers: dict[str, int] = {}  # id -> number of its line

@@ -149,10 +149,9 @@ class Learner:
             timer: Timer = _untimed) -> PackedBatch:
     """Packs a batch of numpy arrays and adds the fields that the update needs.
 
-    These are `old_logprobs` of the later mini-batches, or of all if the
-    algorithm needs them, and `ref_logprobs` and `values` if it needs them.
-    Trajectories without a gradient get none of these fields, unless the
-    advantages need them.
+    These are `old_logprobs` of all mini-batches but the first, or of all if the
+    algorithm needs them, and `ref_logprobs` and `values` if it needs them. If
+    it needs none of them, trajectories without a gradient are left out.
 
     Args:
       state: State before the first update on this batch.

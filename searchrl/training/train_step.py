@@ -86,7 +86,7 @@ class TrainStep:
 
   @functools.cached_property
   def advantages(self) -> Callable[[Batch], Any]:
-    """Jitted function from a whole batch, not packed, [B T], to advantages."""
+    """Jitted function from an unpacked batch of arrays [B T] to advantages."""
     return dispatch.Ordered(
         jax.jit(lambda batch: self.algorithm.advantages(batch)), self.mesh)
 

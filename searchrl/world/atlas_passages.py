@@ -91,10 +91,10 @@ def passages(atlas: Atlas, seed: int = 0) -> list[Passage]:
 
 
 def places(atlas: Atlas) -> dict[tuple[str, str], str]:
-  """Returns the id of the passage that contains each fact.
+  """Returns for each fact the id of the passage that states it.
 
-  Keys are pairs (key of the subject, relation). Facts that belong to no passage
-  are left out.
+  The facts are given by (key of the subject, relation). Those that no passage
+  states are left out.
   """
   result = {}
   for fact in atlas.facts:

@@ -188,7 +188,11 @@ def _run(folder: pathlib.Path, name: str) -> Run:
 
 
 def _shares(counts: Sequence[int], most: int) -> list[int]:
-  """Divides `most` over sources: all of small ones, else equal parts."""
+  """Returns how many items to take of each source, `most` in all.
+
+  Each source gives an equal part. A source with fewer items gives all of them,
+  and the others share the rest. `counts` has the items of each source.
+  """
   shares, left = [0] * len(counts), most
   order = sorted(range(len(counts)), key=lambda n: counts[n])
   for rank, n in enumerate(order):

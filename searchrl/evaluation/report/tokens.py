@@ -37,8 +37,10 @@ def segments(trajectory: Trajectory, tokenizer: tokenizers.Tokenizer | None,
 
   Args:
     trajectory: The finished trajectory.
-    tokenizer: Tokenizer of the policy; None: each segment is one text.
-    learned: Result of `records.read_learned` for it; {} if there is none.
+    tokenizer: Tokenizer of the policy, which gives the segments a text per
+      token. None: each segment is one text.
+    learned: Result of `records.read_learned` for the trajectory; {} if there is
+      none.
   """
   start = 0
   for context in trajectory.contexts:

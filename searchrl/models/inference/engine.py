@@ -68,9 +68,9 @@ class Engine:
     parts: Number of groups of slots of similar length whose attention 'xla'
       computes separately. It is 1 if a slot is one block.
     attention: Name of one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
-    few_rows: Smaller numbers of rows that a decode may compute, too, although
-      they round differently. Programs are then compiled when first needed.
-    phase: Function from the name of such a compilation to its context manager.
+    few_rows: Numbers of rows, below the others, that a decode may compute,
+      though they round differently. Then programs compile when first needed.
+    phase: Function from the name of a late compilation to a context manager.
     cache_tokens: Number of tokens that all slots can hold together, if the
       cache has pages. Then call `admit` before `append`. 0: all slots can be
       full at once.
@@ -256,7 +256,7 @@ class Engine:
     self._programs = own
 
   def _trial(self, rows: int) -> Any:
-    """Returns what a decode of the first slots samples; all must be empty."""
+    """Returns the tokens of a decode of the first `rows` slots, all empty."""
     self._begin([(i, i % len(self._stops.hit[0]), 1, 2, (i, 0, 0, 0, 0))
                  for i in range(rows)])
     self._decoding = set(range(rows))

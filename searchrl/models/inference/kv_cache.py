@@ -83,9 +83,10 @@ def copied(cache: Any, source: Int[Array, 'n'], target: Int[Array, 'n'],
            blocks: Int[Array, ''], *, axes: int) -> Any:
   """Returns a cache after the first blocks of some slots are copied to others.
 
-  It copies one block after the other, in place. A gather and a scatter of all
-  blocks would change the layout of the whole cache on TPUs, and read a block
-  for each row that copies nothing.
+  Blocks are copied one after the other, so that a jitted program whose cache is
+  donated works in place. A gather and a scatter of all blocks would change the
+  layout of the whole cache on TPUs, and also read blocks for slots that are
+  left out.
 
   Args:
     cache: Tree of arrays. Their first axes number the blocks.

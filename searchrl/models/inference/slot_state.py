@@ -223,10 +223,12 @@ class Contents:
 
   def _moves(self, holder: int, copy: int, slot: int, tokens: int
             ) -> list[tuple[int, int]]:
-    """Returns the moves that copy the beginning of slot `holder` to `slot`.
+    """Returns what to copy to begin `slot` with the first tokens of `holder`.
 
-    If slots have pages, they share the full pages, and only the page with the
-    end of the prompt is copied.
+    Without pages, the result is the slots [(holder, slot)]. With pages, both
+    slots share the full pages, and the result is the page with the end of the
+    tokens and its new place, if there is one. `copy` is the number of the copy
+    of the weights to which both slots belong.
     """
     if not self._pages:
       return [(holder, slot)]
@@ -245,7 +247,11 @@ class Contents:
       self._pages[copy].trim(local, self.used[slot])
 
   def release(self, slot: int) -> None:
-    """Frees a slot. Without pages, others may still copy its prompt."""
+    """Frees a slot.
+
+    If the cache has no pages, the prompt stays in the slot until the slot is
+    used again, and other slots can copy it until then.
+    """
     self.used[slot] = 0
     if self._pages:
       self.empty(slot)

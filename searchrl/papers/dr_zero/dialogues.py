@@ -58,7 +58,9 @@ def laptop(tokenizer) -> Dialogue:
 
 
 def in_tags(tokenizer) -> Dialogue:
-  """Returns the dialogue of a proposer in tags, without a chat template.
+  """Returns the Dialogue of a proposer, the model that writes questions.
+
+  It has no chat template.
 
   Tags such as <search> and <question> mark the parts of a turn.
   """

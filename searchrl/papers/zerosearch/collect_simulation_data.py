@@ -80,7 +80,11 @@ def run(config, workdir: str) -> None:
 
 def _worlds(config, folder: pathlib.Path, admit: questions_lib.Admit
            ) -> list[datasets.Dataset]:
-  """Returns a data set per generated world, or one of the given files."""
+  """Returns the sets of questions from which data is collected.
+
+  There is one set per generated world. If config.data.train names files, there
+  is one set with all their questions.
+  """
   seed, worlds = config.data.world_seed, []
   for number in range(1 if config.data.train else config.collect.worlds):
     config.data.world_seed = seed + number

@@ -35,13 +35,14 @@ def report(compared: Sequence[Compared]) -> dict[str, Any]:
   """Returns the tables of the comparison, as a dict that `text` can print.
 
   Returns:
-    answers: Rows with the keys {'search', 'n', 'real', 'useful', 'noisy'}. A
-      row is for the nth search of questions with a given number of hops. It
-      has the number of queries, n, and for each quality the share of queries
-      whose documents contain a gold answer. The last two rows are for all last
-      hops and for all earlier hops, where a gold answer is a leak.
-    qualities: One row for each of QUALITIES: the number, the length and the
-      form of the documents.
+    answers: Rows with the keys {'search', 'n', 'real', 'useful', 'noisy'}. The
+      search is for instance '2 of 3', the second search of questions of 3 hops.
+      A row has the number n of its queries, and for each quality of documents
+      the share of queries whose documents contain a gold answer. The last two
+      rows are for all last searches, and for all earlier ones; there, a gold
+      answer is a leak.
+    qualities: One row for each of QUALITIES, with the number, the length and
+      the form of the documents.
   """
   groups = collections.defaultdict(list)
   for query in compared:

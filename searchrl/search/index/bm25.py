@@ -140,7 +140,10 @@ def encode_length(lengths: Int[np.ndarray, 'N']) -> UInt8[np.ndarray, 'N']:
 
 
 def decode_length(codes: UInt8[np.ndarray, 'N']) -> Int[np.ndarray, 'N']:
-  """Returns the shortest length with this code of `encode_length`."""
+  """Returns document lengths: for each code, the smallest that has this code.
+
+  The codes are those of `encode_length`, which gives several lengths one code.
+  """
   codes = codes.astype(np.int64)
   rest = np.maximum(codes - 24, 0)
   shift = np.maximum(rest // 8 - 1, 0)

@@ -142,14 +142,14 @@ def ngram_recipe(corpus: Corpus, *, dim: int = 512, n: int = 3
 
 
 def exact(corpus: Corpus, encode: EncodeFn, *, batch: int = 64) -> SearchFn:
-  """Encodes a corpus; the search compares each query with every passage.
+  """Encodes a corpus, and returns a search that compares all passages.
 
   Args:
     corpus: Corpus whose passages are encoded, title and text together.
     encode: Function from texts and their kind ('query' or 'passage') to one row
       each.
-    batch: Number of queries per device call; smaller calls are padded, so that
-      one program is compiled for each largest top_k of a call.
+    batch: Number of queries per device call. Smaller calls are padded, so that
+      a program is compiled only for each value of a call's largest top_k.
 
   Returns:
     A search whose passages are ordered from the highest dot product down, and

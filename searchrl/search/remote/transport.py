@@ -91,9 +91,15 @@ class _Server:
     return urllib.parse.urlsplit(self.url).netloc
 
   def settle(self, number: int, newest: int, *, failed: bool) -> None:
-    """Records an outcome.
+    """Records the outcome of a request to this server.
 
-    Ignores a failure of a request that began before the last outcome.
+    A failure counts only if the request began after the last outcome that
+    counted was recorded.
+
+    Args:
+      number: Number of the request; requests are numbered as they begin.
+      newest: Number of the newest request.
+      failed: Whether the request failed.
     """
     self.busy -= 1
     if not failed:
@@ -165,15 +171,16 @@ class Transport:
           again: bool = False, smaller: bool = False) -> T:
     """Sends a request, with retries; returns the parsed response of a server.
 
-    If all tries fail, it raises. The caller then sends a smaller request or
-    calls `give_up`.
+    If all tries fail, it raises. The caller must then send a smaller request or
+    call `give_up`.
 
     Args:
       read: Function that parses the body of a response; raises Malformed.
-      deadline: Time, by the clock, at which the call ends.
+      deadline: Time, by `clock`, at which the call ends.
       body: Body of the request, which may be sent several times.
       fields: Parameters of the request's query string.
-      again: Whether this is a part of a failed request, which is tried once.
+      again: Whether the request is a part of one that has failed. If so, it is
+        tried only once.
       smaller: Whether the caller can ask for less. If so, a request that times
         out is not tried again unchanged.
 
@@ -278,7 +285,11 @@ class Transport:
         'tries', 'retries', 'failed_calls', 'pauses', 'servers_out')}
 
   def _back_off(self, attempt: int, failure: Failure, deadline: float) -> bool:
-    """Waits before another try. Returns False if the deadline would pass."""
+    """Waits before another try.
+
+    Returns:
+      True after waiting; False at once if the deadline would pass meanwhile.
+    """
     pause = self._policy.backoff_secs * 2**(attempt - 1)
     pause = max(pause * random.uniform(0.5, 1.5), failure.after_secs)
     if self.clock() + pause >= deadline:
