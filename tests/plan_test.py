@@ -241,18 +241,6 @@ def test_an_engine_holds_the_kernels_that_it_rounds(tmp_path):
   assert besides('auto', 'h200-8') == besides('', 'h200-8')
 
 
-def test_rollouts_hold_the_kernels_that_adapters_are_merged_into(tmp_path):
-  """The matrices of queries and of attention's outputs are adapted, in 7B."""
-  def besides(rank):
-    return memory_plan.make(config(
-        tmp_path, QWEN_7B, plan=dict(devices='h200-8'),
-        mesh=dict(data=1, fsdp=8), model=dict(dtype='bfloat16', lora=dict(
-            rank=rank, targets=('q', 'o'))))).engine.besides
-
-  assert besides(16) - besides(0) == pytest.approx(
-      2 * 28 * 3584 * 3584 * 2 / 8)
-
-
 def test_an_update_on_cpus_has_the_room_of_the_cache():
   def peak(**changes):
     made = memory_plan.make(config(

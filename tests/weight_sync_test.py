@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tiny
 
-from searchrl.models.inference import engine_weights
+from searchrl.models import lora
 from searchrl.models import transformer
+from searchrl.models.inference import engine_weights
 from searchrl.rollouts import weight_sync
 from searchrl.runtime import mesh as meshes
 
@@ -64,6 +65,28 @@ def test_any_layout_becomes_the_engines(layout, tensor, dtype, params):
   # 8 / tensor copies; biases and norms are held whole by each device
   assert (size * 8 / tensor <= synced.bytes
           <= size * 8 / tensor * (1 + 0.1 * tensor))
+
+
+@pytest.mark.parametrize('layout', [(1, 1, 1), (1, 8, 1), (2, 2, 2)])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_adapters_are_merged_into_the_copies(layout, dtype, params):
+  mesh = meshes.make(**dict(zip(meshes.AXES, layout)),
+                     devices=jax.devices()[:np.prod(layout)])
+  settings = lora.Lora(rank=3, alpha=5.0, targets=('q', 'down'))
+  adapters = jax.tree.map(
+      lambda x: np.random.default_rng(0).normal(size=x.shape).astype('float32'),
+      lora.init(settings, CONFIG, jax.random.key(0)))
+  beside = lora.attach(on(mesh, params), jax.device_put(
+      adapters, meshes.sharding(mesh, ())), settings)
+  synced = make(mesh, tensor=int(mesh.size > 1) + 1, dtype=dtype)(beside)
+  expected = engine_weights.unstacked(
+      lora.merge(params, adapters, settings), dtype)
+  assert not np.array_equal(
+      expected['layers'][0]['q']['kernel'], params['layers']['q']['kernel'][0])
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(
+      x.astype('float32'), y.astype('float32'), rtol=dict(
+          float32=1e-5, bfloat16=1e-2)[dtype], atol=1e-6),
+               jax.device_get(synced.weights), jax.device_get(expected))
 
 
 @pytest.mark.parametrize('layout', [(4, 1, 1), (1, 4, 1), (1, 2, 2), (6, 1, 1),

@@ -31,8 +31,10 @@ from searchrl.experiment import memory_plan
 from searchrl.experiment import model_defaults
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
+from searchrl.models import lora as loras
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.runtime import dispatch
 from searchrl.runtime import host_memory
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
@@ -121,10 +123,10 @@ def run(config, workdir: str | pathlib.Path) -> None:
     state, record = fit(config, folder, model, learner, state, plan, train,
                         validation, writer)
   with progress.phase('Writing the model'):
+    params = dispatch.Ordered(loras.merged)(learner.policy(state, model.params))
     weights.save(
-        folder / 'model', learner.policy(state, model.params), model.shape,
-        tokenizer_from=model.path, eos_id=chat.ends(model.tokenizer),
-        dtype=config.model.save_dtype)
+        folder / 'model', params, model.shape, tokenizer_from=model.path,
+        eos_id=chat.ends(model.tokenizer), dtype=config.model.save_dtype)
   processes.on_first('card', lambda: write_card(
       folder / 'model', config, record, len(train)))
   processes.say(f'wrote {folder / "model"}: validation loss '

@@ -20,10 +20,12 @@ from searchrl.experiment import memory_plan
 from searchrl.experiment import model_card
 from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
+from searchrl.models import lora as loras
 from searchrl.models import weights
 from searchrl.rollouts.collect import Progress
 from searchrl.runtime import atomic_files
 from searchrl.runtime import checkpoint
+from searchrl.runtime import dispatch
 from searchrl.runtime import folder_lock
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
@@ -88,7 +90,8 @@ def _train(config, folder: pathlib.Path) -> None:
              progress.step)
   sampler = experiment.sampler
   with progress_lib.phase('Writing the model'):
-    weights.save(folder / 'model', learner.policy(state, base), sampler.shape,
+    params = dispatch.Ordered(loras.merged)(learner.policy(state, base))
+    weights.save(folder / 'model', params, sampler.shape,
                  tokenizer_from=config.model.path or policy.TINY_BASE,
                  eos_id=chat.ends(sampler.tokenizer))
   processes.on_first('card', lambda: model_card.write(

@@ -111,14 +111,32 @@ def merge(base: Params, adapters: Params, lora: Lora) -> Params:
 
   Leaves without an adapter are shared with the base.
   """
-  return {**base, 'layers': base['layers'] | {
-      name: {**base['layers'][name], 'kernel': _merged(
-          base['layers'][name]['kernel'], adapter['lora_a'], adapter['lora_b'],
-          lora.scale)}
-      for name, adapter in adapters['layers'].items()}}
+  return merged(attach(base, adapters, lora))
+
+
+def merged(params: Params) -> Params:
+  """Returns a plain decoder's params, like `merge`, from those of `attach`.
+
+  Params without adapters are returned as they are.
+  """
+  return {**params, 'layers': {
+      name: merged_matrix(leaves) for name, leaves in params['layers'].items()}}
+
+
+def merged_matrix(leaves: Params) -> Params:
+  """Returns a module's leaves with its adapter, if it has one, in its kernel.
+
+  The leaves are one layer's, or those of all layers, stacked.
+  """
+  if 'lora_a' not in leaves:
+    return leaves
+  others = {name: leaf for name, leaf in leaves.items()
+            if name not in ('lora_a', 'lora_b')}
+  return others | {'kernel': _merged(
+      leaves['kernel'], leaves['lora_a'], leaves['lora_b'])}
 
 
 @jax.jit
-def _merged(kernel, a, b, scale) -> Any:
+def _merged(kernel, a, b) -> Any:
   more = jnp.einsum('...dr,...rf->...df', a, b, precision='highest')
-  return (kernel.astype(jnp.float32) + scale * more).astype(kernel.dtype)
+  return (kernel.astype(jnp.float32) + more).astype(kernel.dtype)

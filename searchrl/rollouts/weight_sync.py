@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
+from searchrl.models import lora
 from searchrl.models.inference import engine_weights
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
@@ -86,7 +87,8 @@ class WeightSync:
 
   The params are on the mesh of all processes, with stacked layers. The weights
   are on the engine's devices, with a tuple of layers. Because they are copies,
-  an update may reuse the memory of the params.
+  an update may reuse the memory of the params. Adapters beside the matrices
+  (`lora.attach`) are merged into the copies, one layer after the other.
 
   Args:
     mesh: Mesh of all processes. It determines in how many ways engines split
@@ -124,10 +126,11 @@ class WeightSync:
     whole = arranged(mesh.devices)
     self._source = whole if self.together else meshes.local(whole)
     self._shardings = meshes.shardings(whole, axes)
+    self._replicated = meshes.sharding(whole, ())
     layered = engine_weights.unstacked_axes(axes, layers)
     target = meshes.shardings(whole, layered)
     self._move = dispatch.Ordered(
-        _copier(dtype, meshes.sharding(whole, ())) if mesh.size == 1 else
+        _copier(dtype, self._replicated) if mesh.size == 1 else
         jax.jit(functools.partial(
             _moved, source=meshes.shardings(mesh, layered), target=target,
             dtype=dtype, pieces=_pieces_on(mesh.devices.flat[0].platform)),
@@ -140,8 +143,7 @@ class WeightSync:
     """Returns the engine's weights, after waiting until they are copied."""
     start = time.perf_counter()
     with progress.phase('Copying the weights to the sampler'):
-      weights = self._move(
-          jax.tree.map(_on_devices_of, params, self._shardings))
+      weights = self._move(self._placed(params))
       written = sum(map(_bytes_of, jax.tree.leaves(weights)))
       if not self._is_whole:
         weights = jax.tree.map(self._mine, weights)
@@ -151,6 +153,12 @@ class WeightSync:
             map(_bytes_of, jax.tree.leaves(weights)))
       jax.block_until_ready(weights)
     return Synced(weights, written, time.perf_counter() - start)
+
+  def _placed(self, params: Any) -> Any:
+    """Returns the params on the mesh's devices; adapters are replicated."""
+    shardings = dict(jax.tree.leaves_with_path(self._shardings))
+    return jax.tree.map_with_path(lambda path, leaf: _on_devices_of(
+        leaf, shardings.get(path, self._replicated)), params)
 
   def _mine(self, leaf: Any) -> jax.Array:
     """Returns an array of this process's shards of `leaf`, without a copy."""
@@ -174,16 +182,20 @@ def _copier(dtype: str, sharding: NamedSharding) -> Callable[[Any], Any]:
   """Returns a function that copies params to the engine's form on one device.
 
   It casts them to `dtype`, and turns stacked layers into a tuple. It runs a
-  small program for each array, because one program for all layers would compile
-  for seconds.
+  small program for each module, because one program for all layers would
+  compile for seconds.
   """
   copy = jax.jit(lambda x: jnp.array(x, dtype), out_shardings=sharding)
-  take = jax.jit(lambda x, i: x[i].astype(dtype), out_shardings=sharding)
+
+  @functools.partial(jax.jit, out_shardings=sharding)
+  def take(leaves, i):
+    leaves = lora.merged_matrix(jax.tree.map(lambda x: x[i], leaves))
+    return jax.tree.map(lambda x: x.astype(dtype), leaves)
 
   def move(params):
     stacked = params['layers']
     layers = tuple(
-        jax.tree.map(functools.partial(take, i=np.int32(i)), stacked)
+        {name: take(leaves, np.int32(i)) for name, leaves in stacked.items()}
         for i in range(len(jax.tree.leaves(stacked)[0])))
     return jax.tree.map(copy, params | {'layers': ()}) | {'layers': layers}
 
@@ -209,9 +221,10 @@ def _moved(params: Any, *, source: Any, target: Any, dtype: str,
   for i, (here, there) in enumerate(zip(source['layers'], target['layers'])):
     if layers:  # starts after the previous one, else all are converted at once
       stacked, _ = jax.lax.optimization_barrier((stacked, layers[-1]))
-    layers.append(jax.tree.map(
-        lambda leaf, *shardings, i=i: move(leaf[i], *shardings),
-        stacked, here, there))
+    layer = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
+    layer = {name: lora.merged_matrix(leaves)
+             for name, leaves in layer.items()}
+    layers.append(jax.tree.map(move, layer, here, there))
   return {name: jax.tree.map(move, tree, source[name], target[name])
           for name, tree in params.items() if name != 'layers'} | {
               'layers': tuple(layers)}

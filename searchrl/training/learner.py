@@ -122,13 +122,14 @@ class Learner:
 
   def policy(self, state: State, base: transformer.Params
             ) -> transformer.Params:
-    """Returns the parameters to sample from and to export.
+    """Returns the parameters to sample from.
 
-    Adapters are merged into `base`, the parameters that `init` received.
+    Adapters are beside the matrices of `base`, what `init` received, as by
+    `lora.attach`. `lora.merged` makes plain parameters of them.
     """
     if self.train_step.lora is None:
       return state['policy'].params
-    return dispatch.Ordered(loras.merge, self.train_step.mesh)(
+    return dispatch.Ordered(loras.attach, self.train_step.mesh)(
         base, state['policy'].params, self.train_step.lora)
 
   def pack(self, batch: Batch, trained: np.ndarray | None = None
