@@ -119,9 +119,9 @@ def exact(ids: Sequence[int], tokenizer, *, trained: bool = False,
 
 def _longest(ids: tuple[int, ...], tokenizer, trained: bool, first: bool
             ) -> tuple[Segment, int]:
-  """Returns the longest segment whose tokenization begins the ids.
+  """Returns the longest segment whose tokenization is a beginning of `ids`.
 
-  Also returns the number of ids that the segment has.
+  The second result is the number of these ids. `trained` is the segment's flag.
   """
   best = Segment('', trained, ids=ids[:1]), 0
   for special in (True, False):

@@ -71,8 +71,8 @@ def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]],
     text: Text to check, which consists of blocks <name>...</name>.
     next_of: Names of the blocks that may follow a block, by its name; '' is the
       start of the text.
-    actions: Names of the blocks with which a turn ends. Its last token may end
-      in characters after the closing tag, which are ignored.
+    actions: Names of the blocks with which a turn ends. The token that ends the
+      closing tag may have further characters, which are ignored.
   """
   names = '|'.join(filter(None, next_of))
   pieces = re.split(rf'<(/?)({names})>', text)

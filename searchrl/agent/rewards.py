@@ -28,9 +28,10 @@ Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
 @dataclasses.dataclass(frozen=True)
 class JudgeError:
-  """What a reward function returns, in place of scores, if its judge failed.
+  """What a reward function returns for a trajectory if its judge failed.
 
-  The trajectory is not trained on.
+  It is returned in place of the trajectory's reward. The trajectory is then not
+  trained on.
   """
 
   kind: str  # 'timeout', 'unavailable', 'no_verdict', ...

@@ -157,10 +157,12 @@ class Tokenizer:
   def write(self, ids: Sequence[int], *, first: bool = False) -> str:
     """Returns the text of ids, including special tokens, for data files.
 
+    `encode` of the text gives these ids again, if they are how the tokenizer
+    splits it. If they begin a sequence, `encode_first` does.
+
     Args:
-      ids: Ids to write. If they are the usual split of the text into tokens,
-        `encode` returns them again for it.
-      first: True if the ids begin a sequence. Then `encode_first` does so.
+      ids: Ids to decode.
+      first: True if the ids begin a sequence.
     """
     anchor = self._anchor_ids if self._anchor and not first else ()
     before, text = (self._fast.decode(

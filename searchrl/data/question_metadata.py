@@ -33,7 +33,12 @@ class Reader:
     self._uids: dict[str, str] = {}  # place in a file -> uid
 
   def admit(self, question: Question, place: str) -> None:
-    """Remembers that a question is at a place, such as 'FILE, line 3'."""
+    """Lets the inner `admit` check a question, and remembers its place.
+
+    Args:
+      question: Question that was read.
+      place: Its place, such as 'FILE, line 3'.
+    """
     self._admit(question, place)
     self._uids[place] = question.uid
 

@@ -233,11 +233,15 @@ def cached_loader() -> open_index.LoadEncoder:
 
 
 def locate(path: str) -> pathlib.Path:
-  """Returns the directory of 'tiny_e5', of a path, or of a hub id.
+  """Returns the directory of an encoder.
+
+  Args:
+    path: 'tiny_e5', the small encoder that comes with the package; the path of
+      a directory; or a hub id.
 
   Raises:
-    FileNotFoundError: The path is not a directory, and the hub does not have it
-      or cannot be reached.
+    FileNotFoundError: There is no such directory, and the hub does not have the
+      id or cannot be reached.
   """
   return TINY_E5 if str(path) == 'tiny_e5' else pathlib.Path(
       weights.locate(path, 'encoder.path'))

@@ -427,9 +427,9 @@ def attend(config, name: str, mesh) -> dict[str, Any]:
 
 
 def beside_job(config, name: str) -> dict[str, Any]:
-  """Calls a function of the config beside the job's `run`; returns its result.
+  """Calls a function of the job's module with the config; returns its result.
 
-  The result is {} if the job's module has no such function. The module of a job
+  The result is {} if the module has no function `name`. The module of a job
   that trains several models has two such functions: `trainings` returns the
   config of each training by its name, and `examples` the text of a first
   message by the name of the training. A job whose phases need different memory
@@ -440,7 +440,7 @@ def beside_job(config, name: str) -> dict[str, Any]:
     name: Name of the function to call in that module.
 
   Raises:
-    ValueError: config.job names no function.
+    ValueError: config.job is set, but names no function.
   """
   if not config.get('job'):
     return {}

@@ -27,10 +27,11 @@ Validate = Callable[[Any, int], float | None]  # state, step -> a score
 
 
 class Health:
-  """A monitor of a run's steps, which the RL loop calls around each step.
+  """A monitor of a run, which the RL loop calls before and after each step.
 
-  It stops a run that learns nothing, runs validations, and carries rollbacks
-  out. Its `guards` decide about alerts.
+  It runs validations, stops the run if it no longer learns, and carries out
+  rollbacks. Its attribute `guards` decides when there is an alert, and what to
+  do about it.
 
   Args:
     config: Config whose `train`, `guards` and `evaluate` are read.

@@ -145,12 +145,12 @@ def _vocabulary(file: pathlib.Path) -> Any:
 
 def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer,
                      tools: Sequence[Tool] = (dialogues.SEARCH,)) -> str:
-  """Returns the name of the dialogue of a model for which none is named.
+  """Returns the name of a model's dialogue, for a config that names none.
 
-  For the tiny bases it is their training dialogue. For all other models it is
-  Search-R1's dialogue, in the chat template if there is a suitable one. If
-  there are tools other than the search, it is the model's own form of tool
-  calls, or tags if the chat template has no such form.
+  A tiny base, a model of ours for tests and laptops, has the dialogue that it
+  was trained with. Other models have Search-R1's dialogue, in the chat template
+  if the template can write it. With further tools than the search, they have
+  their chat template's own form of tool calls, or tags if it has none.
 
   Args:
     path: Path of the model's directory. '': the tiny base.

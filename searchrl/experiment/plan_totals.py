@@ -47,9 +47,9 @@ class Plan:
 
   @property
   def peak(self) -> float:
-    """Largest number of bytes on any device at any time.
+    """Estimate of the largest number of bytes on any device at any time.
 
-    Rollouts use the config's engine.
+    The rollouts are those of the engine that the config describes.
     """
     return max(self.training_peak, self.peak_with(self.engine))
 

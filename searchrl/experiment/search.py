@@ -103,7 +103,7 @@ def evaluation_needs_corpus(config: Any) -> bool:
 def describe(search: Any, corpus: Any) -> dict[str, Any]:
   """Returns a description of the searched data, for the record of a run.
 
-  It has digests, and the recall of an index.
+  It has the digest of the corpus, and for an index its digest and recall.
   """
   return registry.describe(search.engine, corpus, search.options,
                            load_encoder=_load_encoder)

@@ -16,9 +16,9 @@ from searchrl.trajectory import SearchFn, Tool
 
 
 def listed(config) -> tuple[Tool, ...]:
-  """Returns the tools that the dialogue of a config lists.
+  """Returns the tools that a config gives to the policy.
 
-  An MCP server is started at the first call of a process.
+  If config.tools names an MCP server, the first call in a process starts it.
 
   Raises:
     ValueError: A tool of config.tools does not exist, or refuses its options.

@@ -33,7 +33,7 @@ _PASSAGE = Passage('0', 'A title', 'The text of a passage.')
 
 
 def run(config, workdir: str, tokens: bool = False) -> None:
-  """Prints the texts of a config's dialogue in its model's tokens.
+  """Prints what the policy of a config reads, and how many tokens it has.
 
   Args:
     config: Config of a recipe, or of another job with a dialogue and rollouts.

@@ -102,9 +102,11 @@ def record_dtype(count: int) -> str:
 
 
 def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
-  """Returns how much each expert is used, as sums over some tokens.
+  """Returns sums over tokens that describe how evenly the experts are used.
 
-  Only the tokens that `used` marks count, such as all that are not padding.
+  Args:
+    routing: Choices and probabilities of all tokens.
+    used: True for the tokens that count, such as all that are not padding.
   """
   used = used.astype(jnp.float32)
   hits = jax.nn.one_hot(routing.ids, routing.probs.shape[-1]).sum(1)

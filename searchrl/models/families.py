@@ -35,8 +35,8 @@ class Family:
 
   Attributes:
     model_type: Value of `model_type` in config.json.
-    fields: Key of config.json for each field of TransformerConfig that may be
-      False. Such a field is False if it has no key here.
+    fields: Names of TransformerConfig's flags, each with its key in
+      config.json. A flag that is not among them is False in this family.
     fixed: Values of keys that all models of the family share. They are neither
       read nor written.
     defaults: Values of keys that config.json may leave out.

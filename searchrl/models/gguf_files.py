@@ -38,7 +38,10 @@ _SHARD_BYTES = 2 * 10**9
 
 
 def is_name(path: str) -> bool:
-  """Returns whether a model's path is a GGUF file or a package with one."""
+  """Returns whether a path names a GGUF file, or a Python package with one.
+
+  Only the text of the path is looked at.
+  """
   return path.startswith(PACKAGE) or path.endswith('.gguf')
 
 

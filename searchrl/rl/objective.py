@@ -66,10 +66,14 @@ class Regularizer:
   def aggregate(
       self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T'],
       count_mask: Bool[Array, 'B T'] | None = None) -> Mean:
-    """Returns values per token, [B, T], reduced to one Mean.
+    """Returns the mean of values per token, as a sum and a divisor.
 
-    `aggregation` says which mean it is. The sum is over `mask`. The divisor
-    counts the tokens of `count_mask`, which is `mask` by default.
+    The kind of mean is that of `aggregation`.
+
+    Args:
+      per_token: Values, [B, T].
+      mask: True for the tokens whose values are summed.
+      count_mask: True for the tokens that the divisor counts. Default: `mask`.
     """
     return losses.aggregate(
         per_token, mask, how=self.aggregation, length=self.length,

@@ -42,7 +42,7 @@ def overlong(max_length: int, buffer: int) -> None:
 
 def clip(clip_low: float, clip_high: float, dual_clip: float | None = None
         ) -> None:
-  """Raises a ValueError if the range of ratios does not contain 1."""
+  """Raises a ValueError if options that clip ratios are out of their ranges."""
   require(0 <= clip_low <= 1 and clip_high >= 0,
           'clip_low must lie in [0, 1] and clip_high be 0 or more, but they '
           f'are {clip_low} and {clip_high}. Give distances below and above 1.')

@@ -298,7 +298,7 @@ def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
   Args:
     groups: Groups to train on.
     algorithm: Algorithm that will train on the batch.
-    policy_step: Number of updates of the policy that the batch will train.
+    policy_step: Number of updates that the policy has had before this batch.
     rounds: Settings of the rounds.
     length: Number of tokens per row.
     mask_truncated: Flag that leaves trajectories that reached a limit out of

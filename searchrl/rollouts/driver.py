@@ -373,7 +373,12 @@ class _Slots:
     return [Query(text, self.budgets.top_k, *caller) for text in action.texts]
 
   def _admit(self, others: bool) -> list[Unfinished]:
-    """Returns the entries whose search results enter now, by `search_order`."""
+    """Returns the entries that go on now, with their search results.
+
+    In the deterministic order all searches are waited for. Otherwise the
+    results that have arrived are taken; if nothing decodes and there are no
+    `others` to go on with, it waits for one.
+    """
     if self.schedule.search_order == 'deterministic':
       results = self.agree(self.searches.all()) if len(self.searches) else {}
     elif self.decoding or self.unread or others:

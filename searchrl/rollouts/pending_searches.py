@@ -111,9 +111,10 @@ class PendingSearches:
     return {owner: results[owner] for owner, _ in entries}
 
   def some(self) -> Results:
-    """Waits until at least one call has ended, and returns all results so far.
+    """Waits until a call ends, and returns the results that have arrived.
 
-    It returns {} at once if there is no call to wait for.
+    Results that were returned before are not returned again. It returns {} at
+    once if there is no call to wait for.
     """
     self.start()
     results: Results = {}

@@ -386,7 +386,10 @@ def _check_template(path: pathlib.Path, template: dict[str, Any],
 
 
 def _prune(directory: pathlib.Path, keep: int, pinned: Collection[int]) -> None:
-  """Deletes all but the newest and the pinned steps, and unfinished saves."""
+  """Deletes old steps, and all unfinished saves.
+
+  The `keep` newest of the finished steps and the pinned ones are kept.
+  """
   committed = steps(directory)
   keeps = {*committed[-keep:], *({*committed} & {*pinned})}
   for step in set(_numbered(directory)) - keeps:

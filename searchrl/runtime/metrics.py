@@ -85,9 +85,9 @@ class Writer:
       logger.log(int(step), floats)
 
   def holds(self, step: int, prefix: str) -> bool:
-    """Returns whether a step was written with a metric whose name has a prefix.
+    """Returns whether `step` has a metric whose name begins with `prefix`.
 
-    It is always True on processes that do not write.
+    Processes that do not write return True.
     """
     return self._file is None or any(
         line[self._step_field] == step and
@@ -118,10 +118,10 @@ class Writer:
 
 
 def drop(workdir: str | os.PathLike[str], step: int, prefix: str) -> None:
-  """Rewrites metrics.jsonl of a run without some lines of one step.
+  """Removes lines of one step from the file metrics.jsonl of a run.
 
-  Dropped are the lines of `step` (above 0) in which the names of all metrics
-  begin with `prefix`.
+  These are the lines in which the names of all metrics begin with `prefix`. No
+  line of step 0 is removed.
   """
   _drop(pathlib.Path(workdir) / FILE, lambda line: (
       line[STEP] == step > 0 and

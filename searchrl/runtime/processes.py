@@ -256,12 +256,12 @@ def stop_requested_anywhere(is_requested: bool) -> bool:
 def leave(code: int) -> bool:
   """Tells the other processes that this one ends early, with an exit code.
 
-  They raise `Left` at the meeting at which they wait, or which they reach
-  within 10 seconds.
+  They learn of it when all processes meet to exchange data, and then raise
+  `Left`. They have 10 seconds to come to such a meeting.
 
   Returns:
-    True if all others came to a meeting. If False, they may be waiting for this
-    process on their devices, and notice its end only by its silence.
+    True if all others came. If False, they may be waiting in a program on their
+    devices, and notice the end of this process only when it no longer answers.
   """
   try:
     meet(_LEAVES, str(code).encode(), _LEAVE_SECS)

@@ -62,7 +62,11 @@ def raise_at_sigterm() -> None:
 
 
 def _signal_again(dropped) -> None:
-  """Repeats the signal of an exception that Python dropped, or reports it."""
+  """Handles an exception that Python could not raise, as in a finalizer.
+
+  If a signal's handler raised it, the signal is sent to this process again.
+  Other exceptions are reported as usual.
+  """
   if not isinstance(dropped.exc_value, KeyboardInterrupt):
     sys.__unraisablehook__(dropped)
     return

@@ -187,7 +187,15 @@ def _git() -> str | None:
 
 def _check_same(folder: pathlib.Path, difference: str, past: dict[str, Any],
                 present: dict[str, Any], free: tuple[str, ...] = ()) -> None:
-  """Raises a ValueError if a field that is not `free` has changed."""
+  """Raises a ValueError if a field that is not `free` has changed.
+
+  Args:
+    folder: Directory of the run, for the error.
+    difference: Words of the error, such as 'of another config'.
+    past: Fields when the run began.
+    present: Fields now.
+    free: Names of the fields that may change.
+  """
   before, after = _flat(past), _flat(present)
   changes = [f'{name}: {before.get(name)!r} -> {after.get(name)!r}'
              for name in sorted({*before, *after} - {*free})

@@ -153,7 +153,13 @@ def _draw(record: _Record) -> sampling.Draw:
 
 def _number(record: _Record, name: str, default: Any, low: float, high: float
             ) -> Any:
-  """Returns a number in a range, with the type of the default: float or int."""
+  """Returns the field `name` of a request, or the default if it is missing.
+
+  It has the type of the default, float or int.
+
+  Raises:
+    Refused: It is no such number, or is not from `low` to `high`.
+  """
   value = record.get(name, default)
   if value is default:
     return value

@@ -132,7 +132,7 @@ def bind(search: SearchFn, tools: Sequence[Tool], **run: Any) -> SearchFn:
       result_tokens and seed.
 
   Returns:
-    The toolset, or the search itself if the dialogue has no other tool.
+    The toolset, or `search` itself if it is the only tool of the dialogue.
   """
   if [tool.name for tool in tools] == ['search']:
     return search

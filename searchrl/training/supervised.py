@@ -210,13 +210,14 @@ def _progress_bar(record: Mapping[str, Any], steps: int, enabled: bool
 
 def _save(folder: pathlib.Path, state: Any, record: dict[str, Any],
           whole: bool, clock: float) -> float:
-  """Saves a checkpoint, and returns this process's CPU time, for `clock`.
+  """Saves a checkpoint, and returns the CPU time to pass as the next `clock`.
 
   Args:
     folder: Directory of the checkpoints.
     state: State to save.
     record: Record to save. The CPU seconds since `clock` are added to it.
-    whole: False at a stop between two checkpoints; see `_add_means`.
+    whole: Whether the updates since the last means are complete; see
+      `_add_means`.
     clock: CPU time of the process at the last save, or at the start.
   """
   now = time.process_time()

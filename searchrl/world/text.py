@@ -101,7 +101,10 @@ def _written(world: facts.World
 
 def _article(world: facts.World, kind: str, name: str, rng: np.random.Generator
             ) -> tuple[str, str, list[facts.Fact]]:
-  """Returns a name, a text of its facts and some distractors, and the facts."""
+  """Returns the passage about an entity: its name, the text, and the facts.
+
+  The text states the facts, in random order, between some distractors.
+  """
   relations = [r for r, (s, _) in facts.RELATIONS.items() if s == kind]
   sentences = [
       str(rng.choice(STATEMENTS[r])).format(s=name, o=world.facts[name, r])
@@ -181,8 +184,10 @@ def questions(
 def _is_of(chain: facts.Chain, split: Split) -> bool:
   """Returns whether a chain of facts belongs to a split: 'train', 'test' or ''.
 
-  The split '' has all chains. Chains that are not about common knowledge belong
-  to all splits.
+  The split '' has all chains. Chains about facts of this world alone belong to
+  all splits. Of the chains about facts that all worlds have in common, those
+  whose last fact is held out are for tests, and those without a fact that is
+  held out are for training.
   """
   common = facts.common_knowledge().kind_of
   if not split or chain.start not in common:

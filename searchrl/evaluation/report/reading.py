@@ -119,11 +119,14 @@ def runs(folders: Sequence[str]) -> list[Run]:
 
 
 def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
-  """Reads trajectories of all runs, evenly from their steps and evaluations.
+  """Reads trajectories of some runs, or a sample of them if there are many.
+
+  The steps and evaluations of all runs give equal parts of the sample, each
+  with evenly spaced trajectories.
 
   Args:
     runs: Runs to read.
-    most: Maximum number of trajectories.
+    most: Maximum number of trajectories of all runs together.
 
   Returns:
     The entries, and the number of trajectories that exist.

@@ -96,8 +96,8 @@ def over_devices(
     slots: Number of slots on all devices together. A slot is the room for one
       sequence.
     length: Number of tokens that a slot can hold.
-    block: Number of tokens of the cache that are read at a time. A slot of at
-      most two blocks is one block.
+    block: Number of tokens of the cache that are read at a time. A slot with no
+      more than twice as many tokens is read whole.
     parts: Number of groups of slots of similar length whose attention 'xla'
       computes separately.
     cache_tokens: Number of tokens that all slots can hold together, if the
@@ -241,9 +241,9 @@ def difference(implementation: str, config: TransformerConfig, dtype: Any
               ) -> float:
   """Returns the largest error of an implementation's attention outputs.
 
-  Several calls with random tokens are compared with 'xla' in float32. The last
-  one reads copied blocks. Errors are relative to the reference's largest entry
-  of the same call.
+  The reference is 'xla' in float32. Both attend to random tokens in several
+  calls, the last of which reads a slot whose blocks were copied from another
+  one. An error is relative to the reference's largest entry of the same call.
   """
   options: dict[str, Any] = dict(
       slots=_SLOTS, length=_LENGTH, block=_PAGE, parts=1)

@@ -85,10 +85,16 @@ class Pages:
 
   def _is_safe(self, held: Sequence[int], shared: Sequence[Sequence[int]],
                left: int) -> bool:
-    """Returns whether all slots could still become full, one after another.
+    """Returns whether all slots can be served to their ends, one after another.
 
-    `held` has the number of pages of each slot, and `left` pages are free. A
-    `shared` page becomes free with the last of its slots.
+    A slot takes pages until it is full, and then frees them for the next one,
+    as in the banker's algorithm. A page that slots share becomes free with the
+    last of them.
+
+    Args:
+      held: Number of pages of each slot.
+      shared: Pages of each slot that it shares with others.
+      left: Number of free pages.
     """
     order = sorted((slot for slot, count in enumerate(held) if count),
                    key=lambda slot: -held[slot])

@@ -278,8 +278,9 @@ class Contents:
   def index(self, slot: int) -> np.ndarray:
     """Returns where a slot's tokens are in arrays of all devices together.
 
-    It is the number of the slot, [1], or of its N pages, [N], if the cache has
-    pages. Numbers go on from one copy of the weights to the next.
+    It is an array with the number of the slot, or with the numbers of its pages
+    if the cache has pages. The slots and pages of all copies of the weights are
+    numbered one copy after the other.
     """
     if not self._pages:
       return np.array([slot], np.int32)

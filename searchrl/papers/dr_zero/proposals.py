@@ -204,7 +204,9 @@ def mixed(right: int, attempts: int) -> float:
 
 
 def uncertainty(right: int, attempts: int) -> float:
-  """Returns the difficulty 1 - 2 |p - 1/2|; p is the share of right attempts.
+  """Returns 1 - 2 |p - 1/2| for the share p of right attempts.
+
+  It is 1 if half of the attempts are right, and 0 if all or none are.
 
   Source: R-Zero, arXiv:2508.05004.
   """

@@ -229,10 +229,10 @@ def _check(config) -> None:
 
 
 def _check_role(config) -> None:
-  """Raises an error if a role cannot be trained.
+  """Raises an error if a role, proposer or solver, cannot be trained.
 
-  Without this, mistakes in the second role's config would be found only after
-  the first role was trained.
+  `config` is the role's own. Without this, mistakes in the solver's config
+  would be found only after the proposer was trained.
   """
   build.scorer(config)
   config_checks.check_learner(config, build.algorithm(config))

@@ -36,14 +36,16 @@ class Pair:
 
 def pairs(trajectories: Iterable[Trajectory],
           is_right: Callable[[Trajectory], bool]) -> list[Pair]:
-  """Returns a pair for each search of the trajectories that found passages.
+  """Returns the queries of some trajectories, each with its passages.
 
-  A turn with several queries is left out, because its passages cannot be
-  assigned to one of them. A trajectory whose search failed is left out too.
+  Searches that found nothing are left out. So are turns with several queries,
+  because the passages cannot be assigned to one of them, and trajectories that
+  ended because a search failed.
 
   Args:
     trajectories: Trajectories of the policy.
-    is_right: Function that says whether a trajectory's answer is right.
+    is_right: Function that returns whether a trajectory's answer is right,
+      which is recorded with its queries.
   """
   return [Pair(trajectory.question, turn.action.texts[0], turn.passages,
                is_right(trajectory), hop)

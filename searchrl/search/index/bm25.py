@@ -128,11 +128,12 @@ def _is_short(word: str) -> bool:
 def encode_length(lengths: Int[np.ndarray, 'N']) -> UInt8[np.ndarray, 'N']:
   """Returns text lengths, in terms, as one-byte codes.
 
-  A code is exact up to length 40. Above, it keeps the four leading bits of
-  length - 24, so that `decode_length` returns a somewhat shorter length.
+  Lengths below 24 are their own codes. For others, the code keeps the four
+  leading bits of length - 24: a leading one and the three bits of a mantissa.
+  So codes are exact up to length 40, and above it `decode_length` returns a
+  length that is somewhat too short.
 
-  Source: Lucene, SmallFloat.intToByte4: the first 24 values as they are, the
-    rest as a float with a mantissa of three bits and no sign.
+  Source: Lucene, SmallFloat.intToByte4.
   """
   rest = np.maximum(lengths - 24, 0)
   shift = np.maximum(np.frexp(rest)[1] - 4, 0)  # number of bits that are lost

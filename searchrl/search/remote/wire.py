@@ -168,7 +168,8 @@ def _title_and_text(document: dict[str, Any], place: str) -> tuple[str, str]:
 
 
 def _written(record: dict[str, Any]) -> bytes:
-  """Writes JSON in UTF-8; a lone surrogate becomes a question mark."""
+  """Returns a record as JSON in UTF-8. Lone surrogates become question marks.
+  """
   try:
     return orjson.dumps(record)  # takes a thirtieth of json's time
   except TypeError:  # orjson accepts no lone surrogates
