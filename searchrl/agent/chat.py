@@ -313,9 +313,9 @@ def check_append_only(render: Render, messages: Sequence[Message],
 
 
 def _check_start(render: Render, messages: Sequence[Message]) -> None:
-  """Raises an error unless the turn directly follows the generation prompt.
+  """Raises a ValueError unless a turn directly follows the generation prompt.
 
-  The last two messages are the assistant's and a tool's.
+  The turn is the assistant's, the last message but one; a tool's is the last.
   """
   text, prompt = render(messages), render(messages[:-2])
   between = text[len(prompt):text.rindex(messages[-2]['content'])]

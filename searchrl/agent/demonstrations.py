@@ -37,7 +37,7 @@ def right(trajectories: Sequence[Trajectory],
 
 def _first(limit: int, trajectories: Iterable[Trajectory],
            kind: Callable[[Trajectory], Hashable]) -> list[Trajectory]:
-  """Returns the first `limit` trajectories of each kind, in their order."""
+  """Returns the first `limit` trajectories of each kind, in the given order."""
   counts: collections.Counter[Hashable] = collections.Counter()
   selected = []
   for trajectory in trajectories:

@@ -356,7 +356,10 @@ def observations(
 
 
 def _pieces(dialogue: Dialogue, outcome: Outcome) -> list[str]:
-  """Returns the texts of an observation, with the tags of all tools broken."""
+  """Returns the texts of an observation, which cannot end it or act as tags.
+
+  The tags of all tools in them are made harmless; see `markup.neutralise`.
+  """
   if isinstance(outcome, ToolResult):
     return [neutralise(outcome.text, dialogue.tag_names)]
   pieces = dialogue.arrange(dialogue.passage, outcome)

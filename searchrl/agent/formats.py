@@ -122,11 +122,11 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
 
 
 def _read(turn: Turn, blocks: Blocks) -> str:
-  """Returns the text of a turn and its observation, in a form that is checked.
+  """Returns the text of a turn and its observation, for the check of a format.
 
-  Chat templates frame a tool's answer in many ways. The observation becomes an
-  empty block without this frame. If the template opens the next thought, this
-  is kept. A call without tags gets tags.
+  The text of a tool's answer, which chat templates frame in many ways, is
+  replaced by an empty block. A <think> with which the template opens the next
+  thought is kept. A call without tags gets tags.
   """
   if turn.action.kind == 'summary':  # is no part of the protocol
     return ''

@@ -33,9 +33,10 @@ _MARKS = re.compile(rf'[\n\t]{_OTHERS}+|{_OTHERS}{{31,}}')
 
 @functools.cache
 def _mark(tags: tuple[str, ...]) -> re.Pattern:
-  """Returns the pattern of a bracket to break, given further names of tags.
+  """Returns the pattern of an opening bracket that `neutralise` must replace.
 
-  It also finds < at the end of a text, where a tag may be completed.
+  It begins a tag or a control word of a template, or one of the further `tags`.
+  The pattern also finds a < at the end of a text, which could become a tag.
   """
   names = '|'.join([_TAGS, *map(re.escape, tags)])
   return re.compile(

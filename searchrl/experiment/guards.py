@@ -44,7 +44,7 @@ class Verdict:
 
   @property
   def is_late(self) -> bool:
-    """True if the policy may have begun to fail some steps earlier."""
+    """True if the policy may have begun to fail some steps before the alert."""
     return any(alerts.RULES[alert.rule].is_late for alert in self.broken)
 
 

@@ -71,11 +71,11 @@ def spec(search: Any, field: str = 'search') -> registry.Spec:
 
 
 def of_evaluation(config: Any) -> dict[str, Any]:
-  """Returns the search fields of an evaluation's engines by their table names.
+  """Returns the engines of an evaluation, by their names in its tables.
 
-  Each is a field like config.search, with the engine's name and options. The
-  default is config.search itself. evaluate.search names another engine, and
-  evaluate.engines names several.
+  Each is given by a field like config.search, with the engine's name and
+  options. If evaluate.engines has several, these are returned, else that of
+  evaluate.search, and else config.search itself.
   """
   search = config.evaluate.get('search')
   engines = config.evaluate.get('engines') or (

@@ -278,9 +278,10 @@ def _check_sets(config) -> None:
 
 def _described(through: Mapping[str, Any], sets: Sequence[datasets.Dataset]
               ) -> dict[str, Any]:
-  """Returns a description of the searched data, by the name of each set.
+  """Returns descriptions of the searched data: name of a set -> description.
 
-  With several engines, it has such a description by the name of each engine.
+  With several engines, such a dict is returned for each: name of an engine ->
+  name of a set -> description.
   """
   corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
   described = {}

@@ -150,9 +150,11 @@ def _row(case: tuple, rows: Sequence[Mapping[str, Any]], count: int
 
 
 def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
-  """Returns a table of the score: one row per run, one column per `across`.
+  """Returns a table of the score, with a row per run.
 
-  The other keys (set, engine, decoding) have the values of the first row.
+  It has a column per value of `across`, one of set, engine, decoding and hops.
+  Only rows that have the others as the first row has them are in the table; of
+  the hops, all together.
   """
   fixed = {key: rows[0][key] for key in ('set', 'engine', 'decoding')
            if key != across}

@@ -90,8 +90,8 @@ def leave_one_out(
 
     A_i = r_i - mean_{j in g, j != i} r_j = (r_i - mean_g r) n / (n - 1)
 
-  Here g is the group of row i, and n its number of rows. A group of one row
-  gives 0.
+  Here g are the n rows of the group of row i for which `in_baseline` is True;
+  the others get 0. A group of one such row gives 0.
 
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, RLOO.
   """

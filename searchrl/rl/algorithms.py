@@ -318,9 +318,9 @@ def reinforce_plus_plus(
   """Makes REINFORCE++: PPO without a critic, on returns whitened per batch.
 
   With `group_baseline`, the group's mean is first subtracted ("w/ baseline"),
-  there is no discount, and the KL is in the loss. Otherwise the KL is in the
+  `discount` is not used, and the KL is in the loss. Otherwise the KL is in the
   reward. The default estimator of the KL is k2 in the loss and k1 in the
-  reward. The default coefficient of the KL is ours.
+  reward. The default kl_coef was chosen by us, and is not the paper's.
 
   Source: Hu et al. 2025, REINFORCE++, arXiv:2501.03262.
   """

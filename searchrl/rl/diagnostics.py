@@ -87,7 +87,7 @@ def value_fit(
     *,
     value_clip: float | None,
 ) -> dict[str, Mean]:
-  """Returns the critic's mean value, and the fraction of clipped tokens.
+  """Returns the mean of the critic's values, and the share of clipped tokens.
 
   A token is clipped if the error of its clipped value is larger than the error
   of its plain value. A clipped value is at most `value_clip` from the old one.
@@ -97,7 +97,8 @@ def value_fit(
     old_values: Values before the update, [B, T].
     returns: Targets of the values, [B, T].
     loss_mask: True where the policy sampled the token, [B, T].
-    value_clip: Largest change of a value, in the unit of the rewards, or None.
+    value_clip: Largest change of a value, in the unit of the rewards. None:
+      values are not clipped, and the fraction is 0.
   """
   plain, worse = (
       losses.value_loss(
@@ -111,13 +112,13 @@ def value_fit(
 
 def describe(batch: Batch, estimate: Any, trained: Bool[np.ndarray, 'B']
             ) -> dict[str, float]:
-  """Returns statistics of a batch and its advantages over tokens in the loss.
+  """Returns statistics of a batch and of its advantages.
 
-  They are the mean, largest and smallest advantage, the number of rows without
-  a policy token, and the share of the others that are trained on. With a
-  critic, there are also the same statistics of returns and values, and the
-  share of the returns' variance that the values explain. With a reference
-  policy, there is also the KL to it.
+  They are the mean, largest and smallest advantage of a token in the loss, the
+  number of rows without a token of the policy, and the share of the other rows
+  that is trained on. With a critic, there are also the same statistics of
+  returns and values, and the share of the returns' variance that the values
+  explain. With a reference policy, there is also the KL to it.
 
   Args:
     batch: Scored batch of numpy arrays.

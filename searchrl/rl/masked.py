@@ -78,13 +78,13 @@ def row_mean(
 
 
 def check_shapes(**arrays: Array) -> None:
-  """Raises a ValueError if shapes differ or a mask is not boolean.
+  """Checks that arrays have the same shape, and that masks are boolean.
 
   Shapes and dtypes are static, so this works while JAX traces.
 
   Raises:
-    ValueError: A shape differs, or an array with the name of a mask is not of
-      booleans.
+    ValueError: A shape differs from the first one, or an array whose keyword is
+      the name of a mask is not of booleans.
   """
   (first, model), *others = arrays.items()
   for name, array in arrays.items():

@@ -55,8 +55,8 @@ def wandb(folder: pathlib.Path, config: Mapping[str, Any],
   """Makes a logger for Weights & Biases. A resumed run continues its log there.
 
   Environment variables such as WANDB_PROJECT, WANDB_MODE=offline and
-  WANDB_ENTITY configure it. If a restored run repeats steps, their first values
-  stay.
+  WANDB_ENTITY configure it. If a resumed run repeats steps, the values that
+  were logged first stay. `first` is not used.
   """
   del first
   import wandb as package

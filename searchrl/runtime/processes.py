@@ -48,7 +48,10 @@ _REFUSALS = {kind.__name__: kind for kind in (  # the first match is used
 
 @dataclasses.dataclass(frozen=True)
 class _Channel:
-  """A sequence of meetings, whose order does not depend on other channels."""
+  """Meetings of all processes, at which they exchange data, in one order.
+
+  Meetings of other channels may come in between.
+  """
 
   name: str
   # Numbers of meetings, equal on all processes.
@@ -305,7 +308,10 @@ def meet(tag: str, payload: bytes, timeout_secs: float | None = None
 
 
 def _forget_meetings_before(client: Any, own: _Channel, folder: str) -> None:
-  """Deletes the data of earlier meetings, which all processes have left."""
+  """Deletes the data of the channel's meetings before that of `folder`.
+
+  All processes have read them.
+  """
   while own.stale[0] != folder:
     old = own.stale.pop(0)
     if is_first():

@@ -45,7 +45,7 @@ def answer_recall(passages: Passages, golds: Sequence[str],
 def answers(search: SearchFn, questions: Sequence[Question], *,
             top_ks: Sequence[int], normalise: Normalise, batch: int = 256
             ) -> dict[str, float]:
-  """Returns the share of questions for which a search finds a gold answer.
+  """Measures for how many questions a search finds a gold answer.
 
   The text of a question is its query. The answers 'yes' and 'no' occur in
   almost any passage, and an empty answer in none. Questions with such an answer

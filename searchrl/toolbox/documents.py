@@ -112,7 +112,11 @@ class _Reader:
     return row
 
   def _last_page(self, call: ToolCall, first: int) -> int:
-    """Returns the page of this document that was read last; 0 if none."""
+    """Returns the number of the page of a document that was read last.
+
+    The document is the one whose first passage has the number `first`. The
+    result is 0 if none of its pages has been read.
+    """
     id_ = self._corpus[first].id
     for turn in reversed(call.turns[:-1]):
       if turn.action.kind == call.tool and [p.id for p in turn.passages] == [

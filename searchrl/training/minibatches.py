@@ -37,7 +37,8 @@ class Rows:
 class MiniBatch:
   """Consecutive trajectories of a batch, packed into M micro-batches of R rows.
 
-  One optimiser step is made on them. In a row, trajectories follow each other.
+  The whole mini-batch makes one optimiser step. A row has several trajectories,
+  one after the other.
   """
 
   members: np.ndarray  # indices of the mini-batch's trajectories in the batch

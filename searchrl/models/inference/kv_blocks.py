@@ -33,9 +33,9 @@ def layout(*, slots: int, length: int, block: int, parts: int,
     slots: Number of slots on a device, B.
     length: Number of tokens that a slot must be able to hold.
     block: Number of tokens in a block, W.
-    parts: Number of groups of slots of similar length whose attention is
-      computed separately when each row is one token. Rows may then be any
-      slots. With 1, rows are all slots, in order.
+    parts: Number of groups into which rows of one token are sorted by length;
+      the attention of each group is computed separately. With more than 1, the
+      rows may be any slots. With 1, they are all slots, in order.
     sliding_window: Number of keys that a query sees, itself included.
     heads_outside: Order of the axes: True for [B N K d W] and [B N K W d],
       False for [B N W K d].

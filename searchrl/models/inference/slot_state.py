@@ -61,10 +61,11 @@ class Stopped:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Work that the devices must do to add some tokens to slots, in this order.
+  """What the devices must do to add tokens to slots and to start their turns.
 
-  First tiles are prefilled: parts of new texts, each computed as one row. Then
-  prompts that other slots have are copied. Then the turns are started.
+  First, tiles are prefilled: parts of new texts, each computed as one row.
+  Second, prompts are copied from slots that have them to others with the same
+  prompt. Third, the turns of the policy are started.
   """
 
   tiles: list[list[tuple]]  # per copy: (start, slot, tokens), earliest first

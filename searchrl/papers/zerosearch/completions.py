@@ -88,10 +88,13 @@ class Completions:
             **self._calls.pop()}
 
   def wait(self) -> None:
-    """Waits until a server answers, including the largest load that has failed.
+    """Waits until a server answers a short call, and then a load that failed.
+
+    It is the largest such load.
 
     Raises:
-      ConnectionError: No server answered within `pause_secs`, or one refuses.
+      ConnectionError: No server has answered within `pause_secs`, or one does
+        not accept the call.
     """
     ping = lambda: self._ask('Doc 1:', seed=0, max_tokens=1)
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._texts))

@@ -81,14 +81,15 @@ class Curriculum:
 
 
 class Simulated:
-  """A SearchFn with the methods `pop` and `wait`.
+  """A search engine that a language model simulates, as in ZeroSearch.
 
-  The id of a passage begins with 'useful' or 'noisy', the quality that was
-  requested from the writer.
+  It is a SearchFn. The model, or writer, is asked for useful or for noisy
+  documents, and the id of a passage begins with this word. `pop` returns
+  metrics, and `wait` waits while the writer is out of service.
 
   Args:
     writer: Function that writes the documents of all queries of a call.
-    curriculum: Probability of noisy documents for each step.
+    curriculum: Curriculum, with the probability of noisy documents of a step.
     seed: Seed of the run.
     malformed: Result for a text that `documents.read` rejects:
       'nothing' returns no passages, and 'error' returns a SearchError, which

@@ -33,10 +33,11 @@ class Rehearsal:
     self._failed: list[Any] = []
 
   def watch(self, answer: Answer, tasks: list[Any]) -> Sequence[Any]:
-    """Returns `answer(tasks)`, and remembers the load if too many tasks fail.
+    """Returns `answer(tasks)`, and remembers a load under which tasks failed.
 
-    The load includes the tasks that other threads have in flight. Too many are
-    more than one, and more than a tenth of `tasks`.
+    A load is the tasks of this call and those that other threads have in
+    flight. It is remembered, if it is the largest so far, when more than one
+    task and more than a tenth of `tasks` failed.
 
     Args:
       answer: Function from tasks to one answer each; a failed task gets a

@@ -132,9 +132,10 @@ class Remote:
 
   def _post(self, top_k: int, texts: list[str], deadline: float, is_half: bool
            ) -> list[Passages]:
-    """Makes one request; half of a failed request is tried only once.
+    """Makes one request for some queries, and returns the passages of each.
 
-    The duration determines how many queries later requests may have.
+    From its duration follows how many queries later requests may have. If the
+    request is half of one that has failed (`is_half`), it is tried only once.
     """
     start, count = self._calls.clock(), len(texts)
     try:
