@@ -67,9 +67,10 @@ def from_memory(tokenizer) -> Dialogue:
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """Returns a dialogue in the chat template: answer at once, from documents.
+  """Returns a dialogue in the chat template for an answer from documents.
 
-  The documents are above the question, in the text that takes its place.
+  The model answers at once. The text that is given as the question has the
+  documents above the question itself.
   """
   return in_one_turn(dialogues.from_documents(tokenizer), tokenizer)
 

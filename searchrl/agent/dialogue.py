@@ -272,9 +272,9 @@ def retry(dialogue: Dialogue, tokenizer,
 
 def ask_for_summary(dialogue: Dialogue, tokenizer,
                     action_tokens: Sequence[int]) -> tuple[int, ...]:
-  """Returns the ids of the request for a summary that follows an action.
+  """Returns the ids to append after an action to ask for a summary.
 
-  The end of the policy's turn comes first, unless its last token ended it.
+  They begin with the end of the policy's turn, unless the action has it.
   """
   return (*_ending(dialogue, tokenizer, action_tokens),
           *tokenizer.encode(dialogue.summary_request))

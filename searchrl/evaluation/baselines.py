@@ -188,7 +188,7 @@ def ircot(model: PromptedModel, questions: Sequence[Question]
 
 def ra_agent(model: PromptedModel, questions: Sequence[Question]
             ) -> list[Trajectory]:
-  """Answers each question by an agent that may search, and reads the passages.
+  """Lets an agent, which may search and reads the passages, answer questions.
   """
   return _agent(model, questions, lambda attempts, results: [
       model.below(_passages(result), '').rstrip('\n') for result in results])
@@ -196,9 +196,9 @@ def ra_agent(model: PromptedModel, questions: Sequence[Question]
 
 def search_o1(model: PromptedModel, questions: Sequence[Question]
              ) -> list[Trajectory]:
-  """Answers each question by an agent that may search, and then reads a note.
+  """Lets an agent, which may search, answer questions by notes on the passages.
 
-  The model writes the note about the passages, which the agent does not read.
+  The model writes the notes. The agent does not read the passages themselves.
   """
   room = 4 * model.sampler.budgets.max_prompt_tokens  # characters
 

@@ -89,10 +89,12 @@ def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
 
 
 def _check_joint(spec: engines.Spec, rollout: Any) -> None:
-  """Raises a ValueError for a bad setup of an index that processes share.
+  """Checks the fields that go with an index on the devices of all processes.
 
-  The rows of such an index (backend='mesh') are on the devices of all
-  processes, which therefore have to search at the same time.
+  With such an index (backend='mesh'), all processes search at the same time.
+
+  Raises:
+    ValueError: Searches are taken by arrival, or there are two such indexes.
   """
   if not spec.is_joint:
     return

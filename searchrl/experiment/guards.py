@@ -166,7 +166,7 @@ class Guards:
 
 
 def check(options: Any) -> None:
-  """Raises a ValueError for an action that a rule in config.guards forbids."""
+  """Raises a ValueError if a rule of config.guards cannot have its action."""
   for name, action in options.actions.items():
     rule = alerts.RULES[name]
     legal = [allowed for allowed in ACTIONS if not (

@@ -277,6 +277,6 @@ def _results_of_first(results: driver.Results) -> driver.Results:
 
 
 def _digest(trajectories: Sequence[Trajectory]) -> str:
-  """Returns the SHA-256 of all ids and log-probs, which must be equal."""
+  """Returns the SHA-256 of all ids and log-probs, to compare processes by."""
   return hashlib.sha256(
       json.dumps(_records(trajectories)).encode()).hexdigest()

@@ -23,9 +23,9 @@ def split_by_tokens(mesh: Mesh, x: jax.Array, place: str = 'layer'
     mesh: Mesh of the devices.
     x: Activations, [B T D].
     place: Name of the point in the network at which x occurs. 'layer': input of
-      a layer. 'embedded': embeddings as they are looked up, split over their
-      width. 'last': output of the last layer; all positions of a row are
-      gathered for what follows.
+      a layer. 'embedded': embeddings, which arrive split over their width.
+      'last': output of the last layer; here the result is split over rows
+      alone, because what follows needs all positions of a row.
   """
   has_parts = meshes.ways(mesh, 'length') > 1
   if not has_parts and (

@@ -137,10 +137,10 @@ def adamw(
 
 def options_for_run(options: Mapping[str, Any], updates: int
                    ) -> dict[str, Any]:
-  """Returns options of `adamw` whose learning rate decays until the run's end.
+  """Returns options of `adamw` whose schedule ends with the run.
 
-  They are `options` with total_steps = `updates`. A total_steps in `options` is
-  kept, and a constant schedule needs none: it has None.
+  They are `options` with total_steps = `updates`, unless `options` has another
+  total_steps, or the schedule is constant and needs none.
 
   Args:
     options: Options of `adamw`.

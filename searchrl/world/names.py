@@ -92,7 +92,7 @@ def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
 
 def _inventory(sizes: Mapping[str, int], seed: int,
                taken: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-  """Returns new words of each part, in the numbers of `sizes`.
+  """Returns new words for each part of names, as many as `sizes` says.
 
   None of them is in `taken`.
   """

@@ -323,7 +323,7 @@ class Engine:
           length=length.ravel(), pages=self._contents.table(slot))
 
   def _said(self, what: str, *mode: Any) -> contextlib.AbstractContextManager:
-    """Returns a context that reports progress if it compiles a program."""
+    """Returns a context that reports progress if its body will compile."""
     is_new = bool(self._few_rows) and (what, *mode) not in self._needed
     self._needed.add((what, *mode))
     return self._phase(f'Compiling for {what}') if is_new else (

@@ -99,7 +99,16 @@ class Ranking:
 
   def _share(self, count: int, prepare: Callable[[int], Search],
              keep: Callable[[range, Iterable[Best]], None]) -> None:
-    """Ranks a call in pieces, of which workers always have some queued."""
+    """Divides the queries of a call over the workers, piece by piece.
+
+    Pieces are queued so that no worker waits. While all have work, this process
+    ranks pieces, too.
+
+    Args:
+      count: Number of queries.
+      prepare: Function from a query's number to what is ranked.
+      keep: Function that receives the numbers of a piece and its results.
+    """
     left = collections.deque(self._pieces(count))
     sent: collections.deque[tuple[range, futures.Future]] = collections.deque()
     while self._pool and (left or sent):
