@@ -169,13 +169,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
       name = argument.lstrip('-').partition('=')[0]
       near = foreign_names.OURS.get(name)
       hint = (f'--config.{near}' if near else f'--config.{name}=VALUE')
-      raise ValueError(f'--{name} is no flag, which --help lists. A field of '
-                       f'the config is set by {hint}.')
+      raise ValueError(f'--{name} is not a flag; --help lists the flags. A '
+                       f'field of the config is set by {hint}.')
   if unknown or not (options.config or options.help):
     raise ValueError(
-        'a command must be flags alone, --config=FILE among them, but has '
-        f'{" ".join(unknown) or "none"!r}. Write for instance '
-        '--config=configs/dspo.py; --help lists the flags.')
+        ('a command must have flags alone, but has also '
+         f'{" ".join(unknown)!r}. ' if unknown else
+         'a command must have the flag --config=FILE, but has not. ') +
+        'Write for instance --config=configs/dspo.py; --help lists the flags.')
   return options
 
 
@@ -243,10 +244,12 @@ def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
     value = getattr(options, name)
     if value is None:
       continue
-    if name not in config.get(group, {}) or not value.strip():
+    if name not in config.get(group, {}):
       raise ValueError(
-          f'--{name} must hold a {name}, and belongs to --config=configs/'
-          f'{group}.py, but is {value!r} with {options.config}.')
+          f'--{name} is a flag of --config=configs/{group}.py alone, but the '
+          f'config is {options.config}. Leave it out, or name that config.')
+    if not value.strip():
+      raise ValueError(f'--{name} must hold a {name}, but is empty. Give one.')
     config[group][name] = value.strip()
   if 'allow_changes' in config:
     config.allow_changes = options.allow_changes

@@ -56,8 +56,8 @@ def first_fit(lengths: Sequence[int] | np.ndarray, length: int, places: int
   """
   if max(lengths, default=0) > length:
     raise ValueError(
-        f'a row must hold every document, but one has {max(lengths)} tokens '
-        f'and a row {length}. Raise learner.pack_length.')
+        'learner.pack_length must be at least the length of the longest '
+        f'document, {max(lengths)} tokens, but is {length}. Raise it.')
   rows: list[list[int]] = []
   room: list[int] = []  # tokens that still fit in each row; -1: no place left
   for document in np.argsort(-np.asarray(lengths), kind='stable').tolist():

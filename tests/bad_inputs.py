@@ -105,8 +105,8 @@ SEARCH_R1 = '--config.dialogue=searchrl.agent.dialogue:search_r1'
 INDEX = 'build_index --config.corpus={d}/corpus.jsonl '
 
 COMMANDS = (
-    _row('', 'a command must be flags alone', '--config=FILE'),
-    _row('--workdir={d}/w configs/dspo.py', 'must be flags alone',
+    _row('', 'a command must have the flag', '--config=FILE'),
+    _row('--workdir={d}/w configs/dspo.py', 'must have flags alone',
          'configs/dspo.py', as_command=True),
     _row('--config=configs/nope.py', 'configs/nope.py', 'Did you mean configs/',
          as_command=True),
@@ -131,7 +131,7 @@ COMMANDS = (
     _row('ask:/no/run', 'the folder of a run', "'/no/run'"),
     _row('ask:{d}/empty', 'the folder of a run', 'empty'),
     _row('serve_model:runs/none', 'the folder of a run', 'runs/none'),
-    _row('grpo:smoke --seed=1', '--seed is no flag', '--config.seed'),
+    _row('grpo:smoke --seed=1', '--seed is not a flag', '--config.seed'),
     _row('grpo:smoke --config.sed=1', '--config.sed must be a field',
          'Did you mean --config.seed?', as_command=True),
     _row('grpo:smoke --config.rollout.lenght=1', '--config.rollout.lenght',
@@ -143,7 +143,7 @@ COMMANDS = (
          'num_steps'),
     _row('grpo:smoke --config.rollout.num_generations=8',
          'num_generations is called rollout.group_size here'),
-    _row('grpo:smoke --num_generations=8', '--num_generations is no flag',
+    _row('grpo:smoke --num_generations=8', '--num_generations is not a flag',
          '--config.rollout.group_size'),
     _row('grpo:smoke --config.algorithm.dual_clp=3',
          'Did you mean --config.algorithm.dual_clip?'),
@@ -492,7 +492,7 @@ JOBS = (
          'line 2 is asked for'),
     _row('show --trajectory={d}/good.jsonl:1', 'good.jsonl must be a file of '
          'trajectories'),
-    _row('report "--config.report.runs=()"', 'report.runs must name folders'),
+    _row('report "--config.report.runs=()"', 'report.runs must name the '),
     _row("report \"--config.report.runs=('{d}/empty',)\"", 'report.runs must'),
     _row('serve_search --config.serve.port=99999999', 'at most 65535'),
     _row('serve_search --config.serve.port=-1', 'serve.port must be'),

@@ -183,11 +183,11 @@ def test_another_corpus_or_encoder_does_not_go_on(tmp_path, corpus, bert):
   with pytest.raises(ValueError, match='ngrams.dim: 32 -> 16'):
     build_index.run(configured(corpus, **{'ngrams.dim': 16}), tmp_path / 'i')
   corpora.write(corpus, PASSAGES[:49])  # the same path, another file
-  with pytest.raises(ValueError, match='same corpus and encoder'):
+  with pytest.raises(ValueError, match="this command's corpus and encoder"):
     build_index.run(configured(corpus), tmp_path / 'i')
   config = configured(corpus, bert)
   config.allow_changes = True
-  with pytest.raises(ValueError, match='same corpus and encoder'):
+  with pytest.raises(ValueError, match="this command's corpus and encoder"):
     build_index.run(config, tmp_path / 'i')
 
 

@@ -271,8 +271,8 @@ def test_a_search_must_end_while_somebody_waits(field, engine, options, secs):
   search = config.search if field == 'search' else config.evaluate.search
   search.engine, search.options = engine, options
   with pytest.raises(ValueError, match=(
-      'rollout.search_timeout_secs must be above what '
-      rf'{field}.options gives its servers, {secs} seconds')):
+      'rollout.search_timeout_secs must be '
+      rf'above the {secs} seconds that {field}.options may wait')):
     config_checks.check(config)
   config.rollout.search_timeout_secs = secs + 1.0
   config_checks.check(config)

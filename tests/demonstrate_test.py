@@ -324,7 +324,7 @@ def test_a_chain_may_be_in_metadata_that_is_a_text(data, tmp_path):
 def test_all_left_out_is_an_error(data, tmp_path):
   options = config(data, TINY)
   options.rollout.budgets.max_turns = 1
-  with pytest.raises(ValueError, match='leaves out all: 24 reached a limit of'):
+  with pytest.raises(ValueError, match='leave out all: 24 reached a limit of'):
     demonstrate.run(options, str(tmp_path / 'run'))
   options.rollout.budgets.update(max_turns=6, max_new_tokens=9)
   with pytest.raises(ValueError, match='24 have a turn that is no action'):

@@ -169,8 +169,8 @@ def test_no_cache_stands_around_what_reads_more_than_the_text(part, index):
   options = dict(engine=part, **index)
   for look in (lambda: engines.make('cache', CORPUS, **options),
                lambda: engines.parse('cache', options)):  # a run's first
-    with pytest.raises(ValueError, match="of 'cache' must read no more of a "
-                       'query than its text and top_k, but noise in it'):
+    with pytest.raises(ValueError, match="of 'cache' must answer by a query's "
+                       'text and top_k alone, but noise in it'):
       look()
 
 

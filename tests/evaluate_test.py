@@ -128,7 +128,7 @@ def test_nothing_to_evaluate_on_is_said_before_a_model_is_loaded(
     tmp_path, size):
   config = evaluate_config.get_config(size)
   config.evaluate.worlds.kinds = ()
-  with pytest.raises(ValueError, match='data.evaluate must name questions wher'):
+  with pytest.raises(ValueError, match='data.evaluate must name questions if '):
     evaluate.run(config, str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
 
@@ -138,7 +138,7 @@ def test_a_step_that_a_run_has_not_kept_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(
       past_runs, 'recorded', lambda run: {'model': {'path': ''}})
   with pytest.raises(ValueError, match='evaluate.run must be at a step whose '
-                     'checkpoint .*run keeps, which are 4, 8, but is at 6'):
+                     'checkpoint .*run has kept, one of 4, 8, but is at 6'):
     evaluate.run(configured(run=f'{tmp_path}/run@6'), str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()
 

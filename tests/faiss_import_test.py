@@ -46,8 +46,8 @@ def test_faiss_writes_this_layout(tmp_path):
 
 
 @pytest.mark.parametrize('make, name, message', [
-    (lambda p: flat(p, b'IxF2', 1), 'a', 'must be of inner products'),
-    (lambda p: flat(p, metric=1), 'a', 'must be of inner products'),
+    (lambda p: flat(p, b'IxF2', 1), 'a', 'must be an index by inner product'),
+    (lambda p: flat(p, metric=1), 'a', 'must be an index by inner product'),
     (lambda p: flat(p, b'IHNf'), 'a', r"begins with b'IHNf'.*\('hnsw',\)"),
     (lambda p: flat(p, floats=30), 'a', r'must have .* bytes'),
     (lambda p: flat(p).write_bytes(p.read_bytes()[:-1]), 'a', 'split file'),

@@ -246,5 +246,5 @@ def test_a_record_without_texts_is_not_judged():
   old = dataclasses.replace(trajectory, prompt='', turns=tuple(
       dataclasses.replace(turn, text='') for turn in trajectory.turns))
   with pytest.raises(ValueError, match="that of question 'q', sample 0, has "
-                                       'none: its record is older'):
+                                       'none, because an older version'):
     formats.is_well_formed(old)

@@ -128,5 +128,5 @@ def test_what_is_no_other_run_is_refused(adapters, tmp_path, run, message):
 def test_another_model_is_refused(adapters, tmp_path):
   run, _ = adapters
   config = config_of(run, path=str(policy.TINY_BASE))
-  with pytest.raises(ValueError, match="model.path must be .*: '', but is"):
+  with pytest.raises(ValueError, match="model.path must .* Set it to ''"):
     init_from.check(config, tmp_path / 'new')  # adapters of the same shape

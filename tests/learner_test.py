@@ -478,9 +478,9 @@ def test_moments_are_sharded_like_their_parameters(params):
 @pytest.mark.parametrize('options, message', [
     (dict(rows=16, minibatches=3), 'divide the rows of a batch, 16, but is 3'),
     (dict(pack_length=LENGTH - 1),
-     'at least rollout.max_length, 24, .* are 23 and 16'),
-    (dict(max_segments=0), 'must be at least 1, but they are 24 and 0'),
-    (dict(max_segments=LENGTH), 'more than learner.max_segments'),
+     'at least rollout.max_length=24 .* are 23 and 16'),
+    (dict(max_segments=0), 'must be 1 or more, but they are 24 and 0'),
+    (dict(max_segments=LENGTH), 'above learner.max_segments'),
     (dict(rows=16, microbatch_rows=4, mesh=dict(data=8)),
      r'multiple of the mesh.s data \* fsdp = 8, but is 4'),
 ])

@@ -146,7 +146,7 @@ def test_the_document_is_read_back_and_nothing_around_it():
     asked = Question('q', proposals.ask(document, 2), (), 2)
     assert proposals.document_of(asked) == document
   assert score(2, end('Hops', 'What?')) == pytest.approx(0.5)  # is no grounding
-  with pytest.raises(ValueError, match="question 'q' is 'who\\?'"):
+  with pytest.raises(ValueError, match="but 'q' is 'who\\?'"):
     proposals.document_of(Question('q', 'who?', ()))
 
 

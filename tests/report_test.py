@@ -280,7 +280,7 @@ def test_a_folder_without_runs_is_named(tmp_path):
     reading.runs([str(tmp_path)])
   config = report_config.get_config()
   config.report.runs = ()
-  with pytest.raises(ValueError, match='report.runs must name folders'):
+  with pytest.raises(ValueError, match='report.runs must name the folders'):
     report.run(config, str(tmp_path / 'report'))
   assert not (tmp_path / 'report').exists()
 

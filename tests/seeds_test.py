@@ -67,5 +67,5 @@ def test_a_document_shows_a_proposer_no_tag():
 
 @pytest.mark.parametrize('hops', [(), (0, 0), (2, -1)])
 def test_shares_that_cannot_be_drawn_are_refused(hops):
-  with pytest.raises(ValueError, match='selfplay.hops needs shares'):
+  with pytest.raises(ValueError, match='selfplay.hops must have the shares'):
     draw(hops=hops)

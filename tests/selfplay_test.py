@@ -136,7 +136,7 @@ def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
      'eds, 24, but is 25'),
     (dict(proposing__samples=0), 'proposing.samples must be at least 1'),
     (dict(selfplay__document_tokens=0), 'selfplay.document_tokens must be'),
-    (dict(selfplay__hops=(0, 0)), 'selfplay.hops needs shares'),
+    (dict(selfplay__hops=(0, 0)), 'selfplay.hops must have the shares'),
     (dict(proposer__reward_options__attempts=1),
      'reward_options.attempts must be at least 2'),
     (dict(proposer__reward_options__difficulty='hard'),

@@ -144,7 +144,7 @@ def test_an_oracle_takes_the_longest_name_in_the_query_and_whole_words():
 
 
 def test_an_oracle_needs_titles_and_never_more_than_the_corpus():
-  with pytest.raises(ValueError, match="passage 'x' of search.corpus has none"):
+  with pytest.raises(ValueError, match="passages of .* but passage 'x' has none"):
     engines.make(SIMULATED, Corpus((Passage('x', '', 'text'),)),
                  writer='oracle')
   found, = oracle(0.0)([query(top_k=100)])
@@ -198,7 +198,7 @@ def test_what_is_known_of_it_by_its_options():
   assert not engines.parse(*simulated_by('oracle')).is_remote
   for writer in ('oracle', 'served'):
     assert not engines.parse(*simulated_by(writer)).reads_text_alone
-    with pytest.raises(ValueError, match='cache.*reads'):
+    with pytest.raises(ValueError, match='cache.*uses'):
       engines.make('cache', CORPUS, engine=dict(
           name=SIMULATED, writer=writer))
 

@@ -106,9 +106,9 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
   """
   if trajectory.turns and not trajectory.prompt:
     raise ValueError(
-        'a trajectory must have its texts to be judged by them, but that of '
-        f'question {trajectory.question.uid!r}, sample {trajectory.sample}, '
-        'has none: its record is older. Sample it again.')
+        'a trajectory must have its texts for a score of its format, but that '
+        f'of question {trajectory.question.uid!r}, sample {trajectory.sample}, '
+        'has none, because an older version recorded it. Sample it again.')
   called = {turn.action.kind for turn in trajectory.turns
             if turn.action.is_call and turn.action.kind != 'search'}
   tags = TAGS._replace(

@@ -31,8 +31,9 @@ def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
           place = f'{file}, line {number}'
           yield place, _decoded(line, place)
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise ValueError(f'a name in .gz must be a whole gzip file, but {file} is '
-                     f'not: {error}. Fetch or compress it again.') from error
+    raise ValueError(
+        'a file whose name ends in .gz must be a whole gzip file, but '
+        f'{file} is not: {error}. Fetch or compress it again.') from error
 
 
 def write(path: str | pathlib.Path, rows: Iterable[Any]) -> None:

@@ -216,8 +216,9 @@ def cached_loader() -> open_index.LoadEncoder:
       settings = Settings()
       return cached(path, settings, digest(locate(path), settings), 1)
     if about['kind'] != 'bert':
-      raise ValueError("an encoder must be of kind 'bert', but this index has "
-                       f'{about["kind"]!r}.')
+      raise ValueError("the encoder of an index must be of kind 'bert', but is "
+                       f'of kind {about["kind"]!r}. Build the index again with '
+                       'configs/build_index.py.')
     settings = Settings(**{field.name: about[field.name]
                            for field in dataclasses.fields(Settings)})
     path = path or about['path']

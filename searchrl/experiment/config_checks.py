@@ -80,12 +80,12 @@ def _check_deadline(spec: engines.Spec, rollout: Any) -> None:
   secs = spec.deadline_secs(rollout.max_num_seqs)
   if secs >= rollout.search_timeout_secs:
     raise ValueError(
-        f'rollout.search_timeout_secs must be above what {spec.field} gives '
-        f'its servers, {secs:g} seconds for rollout.max_num_seqs='
-        f'{rollout.max_num_seqs} queries, but is '
-        f'{rollout.search_timeout_secs:g}: the cause of a failure would be '
-        f'lost. Raise it, or lower {spec.field}.deadline_secs (an engine that '
-        'sends a request a query needs more connections, too).')
+        f'rollout.search_timeout_secs must be above the {secs:g} seconds that '
+        f'{spec.field} may wait for rollout.max_num_seqs={rollout.max_num_seqs}'
+        f' queries, but is {rollout.search_timeout_secs:g}, so a search would '
+        'be ended before it can say why it failed. Raise it, or lower '
+        f'{spec.field}.deadline_secs (or raise {spec.field}.connections, if '
+        'each query is a request).')
 
 
 def _check_joint(spec: engines.Spec, rollout: Any) -> None:

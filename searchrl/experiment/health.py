@@ -135,9 +135,10 @@ def check_not_silent(progress: Progress, options: Any) -> None:
   if is_silent(progress, options):
     raise ValueError(
         f'the last {progress.silent_steps} steps, up to step {progress.step}, '
-        'must not all have outcomes that are alike (train.stop_after is '
-        f'{options.stop_after}), but they had, so nothing is learned. What was '
-        'sampled is in the folder trajectories/. To go on all the same raise '
+        'must not all have alike outcomes for all samples of each question '
+        f'(train.stop_after is {options.stop_after}), but did, so nothing is '
+        'learned. What was sampled is in the folder trajectories/. Change the '
+        'reward, the questions or the model. To go on all the same, raise '
         'train.stop_after, or set it to 0.')
 
 

@@ -55,9 +55,9 @@ def check(config, folder: pathlib.Path) -> None:
       past['lora']['rank'] and not (run / past_runs.INIT).is_dir()
       or _shape(theirs) != _shape(ours)):
     raise ValueError(
-        f'model.path must be a model of the shape that {run} trained, and the '
-        f'same where it trained adapters: {theirs!r}, but is {ours!r}. Set it '
-        'to that.')
+        f'model.path must have the shape of the model that {run} trained, and '
+        'be that model if the run trained adapters, but is '
+        f'{ours!r}. Set it to {theirs!r}.')
 
 
 def _shape(path: str) -> transformer.TransformerConfig:

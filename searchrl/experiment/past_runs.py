@@ -65,9 +65,9 @@ def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
         'none. Name for instance runs/dspo, the --workdir of a training run.')
   if step is not None and step not in steps:
     raise ValueError(
-        f'{field} must be at a step whose checkpoint {run} keeps, which are '
-        f'{", ".join(map(str, steps))}, but is at {step}. Keep more with '
-        'train.keep_checkpoints.')
+        f'{field} must be at a step whose checkpoint {run} has kept, one of '
+        f'{", ".join(map(str, steps))}, but is at {step}. Choose one of these; '
+        'a later run keeps more with train.keep_checkpoints.')
   return steps[-1] if step is None else step
 
 

@@ -113,9 +113,9 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
   together = weight_sync.spans_processes(mesh, options.tensor)
   if together and search_order == 'arrival':
     raise ValueError(
-        "rollout.search_order must be 'deterministic' where rollout.tensor="
-        f'{options.tensor} devices of several processes share a copy of the '
-        "weights, but is 'arrival'. Leave it at 'auto', or lower "
+        "rollout.search_order must be 'auto' or 'deterministic' where rollout."
+        f'tensor={options.tensor} devices of several processes share a copy of '
+        "the weights, but is 'arrival'. Set it to 'auto', or lower "
         'rollout.tensor.')
   if search_order == 'auto':
     here = mesh.devices.flat[0].platform == 'cpu' and not is_remote
@@ -272,9 +272,9 @@ def check_second(path: str, *, field: str, count: int) -> None:
   """
   if count > 1:
     raise ValueError(
-        f'{field} can be sampled from beside the policy in one process alone, '
-        f'but there are {count}. Serve {path!r} with '
-        'configs/serve_model.py on other machines, and give its URL instead.')
+        f'{field} can name a local model only in a run of one process, but '
+        f'this run has {count}. Serve {path!r} with configs/serve_model.py on '
+        'other machines, and give its URL instead.')
 
 
 def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,

@@ -115,11 +115,10 @@ def judge_on_own_data(config, run: str) -> None:
   if not config.data.evaluate and data.get('train'):
     if not data['evaluate']:
       raise ValueError(
-          f'data.evaluate must name the questions that {folder} is judged on, '
-          f'as it was trained on those of {data["train"]} and generated worlds '
-          'say nothing of them, but is empty. Give '
-          f'--config.data.evaluate=my_test.jsonl, or {datasets.WORLDS!r} all '
-          'the same.')
+          f'data.evaluate must name test questions, but is empty: {folder} was '
+          f'trained on {data["train"]}, and generated worlds do not test that. '
+          'Give --config.data.evaluate=my_test.jsonl, or '
+          f'{datasets.WORLDS!r} for generated worlds all the same.')
     config.data.evaluate = data['evaluate']
   if data and config.data.evaluate not in ('', datasets.WORLDS):
     config.search.corpus = config.search.corpus or corpus_of(folder)

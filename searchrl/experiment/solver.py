@@ -135,7 +135,9 @@ def _params(options: Any, params: transformer.Params, sampler: Sampler,
   if (shape != sampler.shape
       or tokenizer.token_bytes != sampler.tokenizer.token_bytes):
     raise ValueError(
-        'solver.path must have the shape and the tokenizer of model.path, in '
-        f'whose engine it plays, but {options.path!r} has others.')
+        'solver.path must have the shape and the tokenizer of model.path, '
+        f'because one sampler runs both, but {options.path!r} has another '
+        f'{"shape" if shape != sampler.shape else "tokenizer"}. Choose a '
+        'checkpoint of the same model.')
   return weights.load(path, shape, dtype=jax.tree.leaves(params)[0].dtype,
                       sharding_of=functools.partial(meshes.sharding, mesh))

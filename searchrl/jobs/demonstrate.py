@@ -260,8 +260,9 @@ def select(options: Any, author: Author, trajectories
       break
   if not kept:
     raise ValueError(
-        'demonstrations must keep a trajectory, but leaves out all: '
-        f'{reasons(left_out)}. The files in trajectories/ have them.')
+        'the options in config.demonstrations must keep a demonstration, but '
+        f'leave out all: {reasons(left_out)}. Read them in trajectories/, and '
+        'change these options or the questions.')
   return kept, left_out
 
 

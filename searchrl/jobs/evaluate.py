@@ -270,10 +270,10 @@ def _check_sets(config) -> None:
                searches.evaluation_needs_corpus(config))
   if not config.data.evaluate and not generated:
     raise ValueError(
-        'data.evaluate must name questions where no world is generated: with '
-        'evaluate.worlds.kinds=(), data.train of your own or a remote engine; '
-        'but it is empty. Give --config.data.evaluate=my_test.jsonl and '
-        '--config.search.corpus.')
+        'data.evaluate must name questions if no world is generated, but is '
+        'empty. (None is generated with evaluate.worlds.kinds=(), with '
+        'data.train of your own, or with a remote engine.) Give '
+        '--config.data.evaluate=my_test.jsonl and --config.search.corpus.')
 
 
 def _described(through: Mapping[str, Any], sets: Sequence[datasets.Dataset]

@@ -27,11 +27,10 @@ def run(config, workdir: str) -> None:
     ValueError, FileNotFoundError: A directory holds no run.
   """
   options = config.report
-  if not options.runs or options.trajectories < 0:
+  if not options.runs:
     raise ValueError(
-        'report.runs must name folders, and report.trajectories be at least 0, '
-        f'but they are {tuple(options.runs)} and {options.trajectories}. Add '
-        '--config.report.runs="(\'runs/dspo\',)".')
+        'report.runs must name the folders of runs, but is empty. Add for '
+        'instance --config.report.runs="(\'runs/dspo\',)".')
   with progress.phase('Reading the runs'):
     runs = reading.runs([*map(run_store.local, options.runs)])
   file = pathlib.Path(workdir) / FILE

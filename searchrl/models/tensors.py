@@ -123,7 +123,8 @@ class Folder:
     if problems:
       raise ValueError(
           f'the tensors of {self.path} must fit its config.json, but '
-          f'{"; ".join(problems[:4])} ({len(problems)} in all).')
+          f'{"; ".join(problems[:4])} ({len(problems)} in all). Fetch both '
+          'from the same model again.')
 
   def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
     """Returns one slice of a tensor, in the data type of the file.
@@ -246,8 +247,9 @@ def load(
       sharding and sharding.shard_shape(leaf.shape)
     except ValueError as error:
       raise ValueError(
-          f'{source.parts[0]} must split evenly over the devices, but as '
-          f'{leaf.shape}: {error}. Choose another mesh.') from error
+          f'{source.parts[0]} must split evenly over the devices, but its '
+          f'shape {leaf.shape} does not: {error}. Choose other sizes in '
+          'config.mesh.') from error
     return lambda: _leaf(folder, source, leaf.shape, sharding, jnp.dtype(dtype))
 
   plans = jax.tree.map(plan, sources(leaves, names), leaves, axes)

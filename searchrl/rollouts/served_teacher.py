@@ -77,8 +77,9 @@ class Teacher:
     text = self._calls.call(read_text, body=json.dumps(body).encode())
     if isinstance(text, SearchError):
       raise ConnectionError(
-          f'the teacher at teacher.url must answer, but: {text.kind} '
-          f'({text.detail}). Correct it and run the same command to go on.')
+          f'the server at teacher.url must answer, but failed with {text.kind} '
+          f'({text.detail}). Start it or correct teacher.url, and run the same '
+          'command to go on.')
     return close(text.lstrip(), self._dialogue)
 
   def messages(self, request: Request, turns: Sequence[Turn]

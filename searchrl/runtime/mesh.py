@@ -118,9 +118,9 @@ def trains(count: int, rollout_devices: int, copy: int) -> int:
   rest = count - rollout_devices
   if rollout_devices and (rest < 1 or rest % copy):
     raise ValueError(
-        'train.rollout_devices must leave a multiple of rollout.tensor='
-        f"{copy} of a process's {count} devices for training, but is "
-        f'{rollout_devices}. Lower it, or set it to 0, so that all devices '
+        f"train.rollout_devices must leave for training, of a process's {count}"
+        f' devices, a multiple of rollout.tensor={copy}, but is '
+        f'{rollout_devices}. Choose another number, or 0, so that all devices '
         'do both.')
   return rest
 

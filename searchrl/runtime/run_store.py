@@ -265,8 +265,10 @@ class _Mirror:
             temporary.open('wb') as target):
         shutil.copyfileobj(source, target, _CHUNK)
       if _digest(temporary) != digest:
-        raise OSError(f'{self._address}/{key} must have the SHA-256 {digest} '
-                      'that turns/ names, but was altered.')
+        raise ValueError(
+            f'{self._address}/{key} must have the SHA-256 {digest}, as when '
+            'the run stored it, but has another. Restore that file, or use '
+            'another --workdir.')
 
   def _delete_unnamed(self) -> None:
     """Deletes files that the newest turn does not name."""
@@ -310,5 +312,6 @@ def _plain_errors(address: str) -> Iterator[None]:
     raise error
   except Exception as error:  # each store's library has its own types
     raise OSError(
-        f'{address} must be a store that can be read and written, but '
-        f'{type(error).__name__}: {error}') from error
+        f'{address} must be a store that can be read and written, but failed '
+        f'with {type(error).__name__}: {error}. Check the address and the '
+        'rights to it.') from error

@@ -100,8 +100,8 @@ def read(path: str | pathlib.Path) -> Corpus:
         passages.append(passage)
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise ValueError(
-        f'a name in .gz must be a whole gzip file, but {path} is not: {error}. '
-        'Fetch or compress it again.') from error
+        'a file whose name ends in .gz must be a whole gzip file, but '
+        f'{path} is not: {error}. Fetch or compress it again.') from error
   return Corpus(tuple(passages))
 
 
@@ -161,8 +161,8 @@ def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
   corpus = Corpus(tuple(passages))
   (uid, count), = collections.Counter(p.id for p in corpus).most_common(1)
   if count > 1:
-    raise ValueError(f'id must be unique, but {uid!r} occurs twice. Rename one '
-                     'of them.')
+    raise ValueError(f'the ids of a corpus must be unique, but {uid!r} occurs '
+                     f'{count} times in {path}. Rename all but one.')
   with (gzip.open if path.suffix == '.gz' else open)(path, 'wb') as file:
     file.writelines(map(format_line, corpus))
 

@@ -174,9 +174,10 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
                     if not leaf.reads_text_alone})
   if name == 'cache' and readers:
     raise ValueError(
-        "search.options.engine of 'cache' must read no more of a query than "
-        f'its text and top_k, but {", ".join(readers)} in it also reads '
-        'who asks. Leave the cache out, or put it around the other engines.')
+        "search.options.engine of 'cache' must answer by a query's text and "
+        f'top_k alone, but {", ".join(readers)} in it also uses the question '
+        'and the sample that ask. Leave the cache out, or put it around the '
+        'other engines.')
   return spec
 
 

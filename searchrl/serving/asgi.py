@@ -153,7 +153,9 @@ class HttpServer:
     self._thread.start()
     while not self._uvicorn.started:
       if not self._thread.is_alive():
-        raise RuntimeError(f'the server at {self.url} did not start.')
+        raise RuntimeError(
+            f'the server must start at {self.url}, but ended. The log above '
+            'says why.')
       time.sleep(0.001)
 
   def stop(self) -> None:

@@ -69,9 +69,9 @@ def _make(name: str, options: dict[str, Any]) -> Sequence[Tool]:
   kind = options.pop('tool', name)
   if kind not in TOOLS and ':' not in kind:
     raise ValueError(
-        f"tools must be of search, {', '.join(TOOLS)}, or 'module:function' of "
-        f'your own, but has {kind!r}. A name of your own says with '
-        f'tool_options.{name}.tool which of these it is.')
+        f"tools must each be search, {', '.join(TOOLS)}, or 'module:function' "
+        f'of your own, but one is {kind!r}. If {name!r} is your own name for '
+        f'one of these, say for which with tool_options.{name}.tool.')
   made = plugins.build(
       TOOLS.get(kind, kind), options, field=f'tool_options.{name}',
       ours=', '.join(TOOLS))

@@ -412,9 +412,9 @@ def make(
   _check_rows(rows, minibatches, microbatch_rows, ways)
   if pack_length < length or not 0 < max_segments < pack_length:
     raise ValueError(
-        f'learner.pack_length must be at least rollout.max_length, {length}, '
-        'and more than learner.max_segments, which must be at least 1, but '
-        f'they are {pack_length} and {max_segments}.')
+        f'learner.pack_length must be at least rollout.max_length={length} and '
+        'above learner.max_segments, which must be 1 or more, but they are '
+        f'{pack_length} and {max_segments}. Raise it, or lower max_segments.')
   _check_algorithm(algorithm, minibatches, critic_optimizer)
   train_step = TrainStep(
       shape, algorithm, optimizer, critic_optimizer, lora, mesh, length,

@@ -119,8 +119,8 @@ def over_devices(
       pages=cache_tokens // copies // block, platform=platform_of(shardings))
   if cache_tokens and not layout.has_pages:
     raise ValueError(
-        'rollout.cache_tokens is of a cache with pages, which attention '
-        f"'ragged' on TPUs reads, but it is {implementation!r}. Set it to 0.")
+        "rollout.cache_tokens must be 0 unless rollout.attention is 'ragged', "
+        f'on TPUs, but is {cache_tokens} with {implementation!r}. Set it to 0.')
   return kv_cache.sharded(layout, shardings) if shardings else layout
 
 

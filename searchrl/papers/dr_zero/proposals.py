@@ -84,8 +84,9 @@ def document_of(question: Question) -> str:
   match = _ASKED.fullmatch(question.text)
   if match is None:
     raise ValueError(
-        'what a proposer is asked must begin with its hops and its document, '
-        f'but question {question.uid!r} is {question.text[:60]!r}.')
+        'the questions of a proposer must begin with the number of hops and a '
+        f'document, as `proposals.ask` writes them, but {question.uid!r} is '
+        f'{question.text[:60]!r}. Use the file seeds.jsonl of a self-play.')
   return match[1]
 
 

@@ -65,8 +65,9 @@ def check(hops: Sequence[float]) -> None:
   """Raises a ValueError if shares of hops are empty, negative or all 0."""
   if not hops or min(hops) < 0 or sum(hops) <= 0:
     raise ValueError(
-        'selfplay.hops needs shares of 1, 2, ... hops from 0 on, one of them '
-        f'above 0, but is {tuple(hops)}.')
+        'selfplay.hops must have the shares of questions with 1, 2, ... hops, '
+        f'none below 0 and one above 0, but is {tuple(hops)}. Write for '
+        'instance (1, 1).')
 
 
 def _document(passage: Passage, tokenizer: Any, tokens: int) -> str:

@@ -35,8 +35,9 @@ def oracle(corpus: Corpus, *, titled: bool = False) -> documents.Writer:
   for place, passage in enumerate(corpus):
     if not passage.title.strip():
       raise ValueError(
-          'the oracle finds passages by their titles, but passage '
-          f'{passage.id!r} of search.corpus has none.')
+          "passages of search.corpus must have titles, by which the writer "
+          f"'oracle' finds them, but passage {passage.id!r} has none. Add one, "
+          'or choose another search.options.writer.')
     places[passage.title].append(place)
   titles = sorted(places, key=len, reverse=True)
 

@@ -263,6 +263,7 @@ def _writer(name: str, corpus: Corpus,
     return completions.Completions(**options)
   if load_model is None:
     raise ValueError(
-        "search.options.writer may be 'model' where a policy is trained alone. "
-        'Set evaluate.search.engine, or serve the model and name its url.')
+        "search.options.writer must be 'served' or 'oracle' outside of a "
+        "training, but is 'model'. Set evaluate.search.engine to another "
+        'engine, or serve the model and give its url.')
   return model_writer.ModelWriter(load_model, **options)

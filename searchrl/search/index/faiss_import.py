@@ -87,8 +87,10 @@ def _flat(path: pathlib.Path) -> ImportedRows:
         "from the corpus, for instance with --config.build=\"('hnsw',)\".")
   _, dim, count, _, _, _, metric, floats = _HEADER.unpack(head)
   if kind != b'IxFI' or metric != 0:
-    raise ValueError(f'{path} must be of inner products, but is of metric '
-                     f'{metric} ({kind.decode()}). Fetch the one for E5.')
+    raise ValueError(
+        f'{path} must be an index by inner product, but is of metric {metric} '
+        f'({kind.decode()}). Import one by inner product that your encoder '
+        'made, or build one from the corpus.')
   size = _HEADER.size + 4 * floats
   if floats != dim * count or path.stat().st_size != size or count < 1:
     raise ValueError(

@@ -367,8 +367,9 @@ def _check_same(folder: pathlib.Path, past: Mapping[str, Any],
              if past.get(name) != new.get(name)]
   if changed:
     raise ValueError(
-        f'{folder} must hold vectors of the same corpus and encoder, but: '
-        f'{"; ".join(changed)}. Use another --workdir, or delete that folder.')
+        f"{folder} must hold vectors of this command's corpus and encoder, but "
+        f'was begun with others: {"; ".join(changed)}. Use another --workdir, '
+        'or delete that folder.')
 
 
 def _marker(folder: pathlib.Path, shard: int) -> pathlib.Path:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import math
 import os
+import reprlib
 from typing import Any
 
 import orjson
@@ -84,12 +85,15 @@ def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
       record.get(name) for name in ('queries', 'topk', 'return_scores'))
   if not isinstance(queries, list) or not all(
       isinstance(query, str) for query in queries):
-    raise Malformed('queries must be a list of strings.')
+    raise Malformed(
+        f'queries must be a list of strings, but is {reprlib.repr(queries)}.')
   if isinstance(top_k, bool) or not isinstance(top_k, int | None) or (
       top_k is not None and top_k < 0):
-    raise Malformed('topk must be a whole number from 0, or null.')
+    raise Malformed('topk must be a whole number from 0, or null, but is '
+                    f'{reprlib.repr(top_k)}.')
   if not isinstance(scored, bool | None):
-    raise Malformed('return_scores must be true or false.')
+    raise Malformed('return_scores must be true or false, but is '
+                    f'{reprlib.repr(scored)}.')
   for name, value, limit in (('queries', len(queries), limits.queries),
                              ('topk', top_k or 0, limits.top_k)):
     if value > limit:
