@@ -23,9 +23,9 @@ import ml_collections
 from searchrl.papers import settings
 from searchrl.papers.known_models import MODELS
 
-# The laptop run with larger updates: learning rate and updates per batch.
-# Recipes that allow one update per batch keep that. The values were fixed
-# before anything was measured.
+# Laptop runs with updates of growing size: learning rate and updates per batch.
+# The first has the values of the laptop. Recipes that allow only one update per
+# batch keep that. The values were fixed before anything was measured.
 STRESS = {'stress_1': (2e-4, 2), 'stress_2': (4e-4, 4), 'stress_3': (6e-4, 4)}
 SIZES = ('laptop', 'smoke', *STRESS)
 
@@ -140,7 +140,8 @@ def with_run(text: str, make: Callable[[str], ml_collections.ConfigDict]
     text: Text after the colon: the folder of a run, or its address in an object
       store, perhaps with 'run=' before it and a step as in runs/mine@20; or a
       text that `make` takes.
-    make: Function that returns the config of a text. A run has that of ''.
+    make: Function that returns the config of a text. If the text names a run,
+      it is called with ''.
 
   Returns:
     The run, or '' if the text names none, and the config.
@@ -164,8 +165,9 @@ def apply_setting(config: ml_collections.ConfigDict, text: str, default: str
                  ) -> bool:
   """Gives a config the values of a paper's setting, if the text has a model.
 
-  configs/common.py applies Search-R1's setting first. A recipe calls this
-  function at its end with the setting that it prefers. The algorithm, a
+  configs/common.py calls this first, with Search-R1's setting as the default. A
+  recipe calls it again at its end, with the default that it prefers. A setting
+  that the text names is applied in both calls. The algorithm, a
   group_size of 1 and a single update per batch belong to the recipe. A setting
   reads them, so that they must be set before.
 

@@ -65,7 +65,7 @@ def get_config(text: str = ''):
                        some_of=(*approximate.KINDS, 'bm25'))
   config.scann = dict(
       leaves=0,  # leaves of a part; 0: the square root of its rows
-      part_rows=2_500_000,  # rows per part; memory is three times as many
+      part_rows=2_500_000,  # rows per part; three times their bytes are held
       soar=1.5,  # weight of the second choice's direction
   )
   config.hnsw = dict(

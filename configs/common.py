@@ -79,16 +79,17 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Share of common knowledge per step, if questions are generated.
       common=field(0.4, at_least=0, below=1),
       # Shares of 1, 2, ... hops per step; (): no fixed shares. Equal shares are
-      # not used for own questions of other hops. ((0, (0, 2, 1)), (10, (1, 2,
-      # 1))): from step 0 these shares, from step 10 those.
+      # ignored for your questions if these have other hop counts.
+      # ((0, (0, 2, 1)), (10, (1, 2, 1))): from step 0 the first shares, from
+      # step 10 the second.
       mix=field((1, 1, 1), questions.is_mix, 'numbers of at least 0, or pairs '
                 '(step, such numbers) from step 0 on, equally many in each',
                 nests=True),
   )
   config.world = dict(  # generated worlds for training and for evaluation
-      # True: adds common knowledge, the same in all worlds.
+      # True: adds common knowledge, facts that all worlds share.
       common=tracked(True),
-      # Share of it that is changed in each world.
+      # Share of these facts that each world replaces by its own.
       outdated=field(0.15, above=0, below=1),
       # True: namesakes, several passages per entity, other words.
       hard=tracked(False),
@@ -100,9 +101,9 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       corpus='',  # passage file, jsonl; '': a generated world
       options={},  # keyword arguments of the engine
   )
-  # Function that makes the dialogue from a tokenizer, module:function, as in
-  # agent: dialogue:search_r1, chat:search_r1, tools:dspo. '': the tiny bases'
-  # own; for other models Search-R1's, in the chat template if there is one.
+  # Function that makes the dialogue from a tokenizer, module:function, such as
+  # searchrl.agent.dialogue:search_r1. '': the tiny bases' own; for other models
+  # Search-R1's, in the chat template if there is one.
   config.dialogue = ''
   # Tools of the policy: search, open, calculate, python, search_NAME (another
   # engine), mcp, or your 'module:function'. More than the search need a dialogue
@@ -111,7 +112,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.tool_options = {}  # keyword arguments of each tool, by its name
   config.reward = 'searchrl.agent.rewards:em'  # reward, module:function
   config.reward_options = {}  # keyword arguments of the reward
-  config.outcome = 'searchrl.agent.rewards:em'  # outcome read by the filter
+  # Score, module:function, by which dspo and dapo tell mixed groups.
+  config.outcome = 'searchrl.agent.rewards:em'
   # Reward of each turn, module:function, for algorithms that read it; '': none.
   config.turn_reward = ''
   config.turn_reward_options = {}  # keyword arguments of the turn reward
@@ -119,7 +121,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Number of questions per round of a step.
       questions_per_step=field(12, at_least=1),
       group_size=field(6, at_least=1),  # number of samples per question
-      # Most rounds per step, until `keep` has filled the batch.
+      # Most rounds per step. There are fewer if the groups that the algorithm
+      # keeps fill the batch sooner.
       max_rounds=field(1, at_least=1),
       # True: drops unfinished trajectories once the batch is full. Biases
       # toward short ones.
@@ -209,8 +212,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       minibatches=field(2, at_least=1),  # optimizer updates per batch
       # Packed rows per micro-batch.
       microbatch_rows=field(0, zero='2, or data * fsdp'),
-      # Tokens per packed row.
-      pack_length=field(0, zero='rollout.max_length, the least'),
+      # Tokens per packed row, at least rollout.max_length.
+      pack_length=field(0, zero='rollout.max_length'),
       max_segments=field(16, at_least=1),  # most trajectories per packed row
       # Activations saved for the backward pass; '': all; auto: by memory, which
       # also chooses microbatch_rows if it is 0.
@@ -230,7 +233,9 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       max_rollouts=field(0, zero='no limit'),  # rollouts that end the run
       checkpoint_every=field(10, at_least=1),  # steps between checkpoints
       keep_checkpoints=field(2, at_least=1),  # number of newest ones kept
-      keep_best=True,  # True: also keeps the best of validation; evaluate.every
+      # True: also keeps the checkpoint with the best evaluate.score, if
+      # evaluate.every is above 0.
+      keep_best=True,
       # Steps in a row without a mixed group until a warning.
       warn_after=field(5, at_least=1),
       # Such steps in a row until the run fails.
@@ -270,7 +275,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
           slow_step='warn',  # warn or off
       ),
       limits=alerts.default_limits(),  # limit of each rule
-      # Steps before a late alert that are not trusted.
+      # Steps before an alert of a rule that notices late, whose checkpoints a
+      # rollback does not trust.
       trusted_steps=field(3, at_least=0),
       # Number of rollbacks after which the run ends.
       most_rollbacks=field(3, at_least=0),
@@ -303,9 +309,9 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
           kinds=field(KINDS, some_of=KINDS),
           # Questions about fresh facts per hop count.
           questions_per_hop=field(16, at_least=1),
-          # Most questions about common knowledge.
+          # Most questions about common knowledge per hop count.
           common_per_hop=field(8, zero='questions_per_hop'),
-          # Questions when sampled or with noise.
+          # Questions per hop count for sampled answers and random passages.
           sampled_per_hop=field(8, zero='all'),
           max_hops=field(4, at_least=1),  # most hops per question
       ),

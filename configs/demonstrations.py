@@ -8,7 +8,7 @@ r"""Writes demonstrations for configs/sft.py: rollouts of a script or a teacher.
 It writes runs/demonstrations/demonstrations.jsonl. The questions of train.jsonl
 have chains, {"metadata": {"chain": [["capital of Norway", "Oslo"], ...]}}, a
 query and its answer for each hop. The script says what it looks for, searches,
-reads what the engine found, and answers. docs/own_data.md leads on.
+reads what the engine found, and answers. docs/own_data.md has the next steps.
 
 Hardware: any. Time: the searches alone, about 1 ms each. Result: text; the
 training after it is measured by its own config.
@@ -49,7 +49,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       token_env='',  # environment variable with a bearer token; '': none
       samples=field(4, at_least=1),  # samples per question
       temperature=field(0.7, at_least=0),
-      max_tokens=field(512, at_least=1),  # most tokens of a turn, the teacher's
+      # Most tokens of a turn, as the teacher's tokenizer counts them.
+      max_tokens=field(512, at_least=1),
       connections=field(16, at_least=1),  # simultaneous requests
       deadline_secs=field(300.0, above=0),  # seconds for a turn, with all tries
       try_secs=field(120.0, above=0),  # seconds for one try

@@ -9,9 +9,9 @@ r"""Dr. Zero: a proposer writes questions, a solver learns to answer them.
 Each of two iterations has three steps. First the proposer learns with HRPO to
 write questions that the previous iteration's solver answers sometimes. Then its
 best proposals are written to a file. Last, the solver learns from this file
-with GRPO. No question of the kind that is evaluated is read. On the laptop the
-proposer starts as tiny_proposer, which has learned the form of a proposal from
-lessons, and writes questions of one or two hops.
+with GRPO. Neither of them is given questions like those of the evaluation. On
+the laptop the proposer starts as tiny_proposer, which has learned the form of a
+proposal from lessons, and writes questions of one or two hops.
 
 Hardware: a core of an AMD EPYC (family 25). Time: 255 to 284 CPU seconds.
 Result: exact match of greedy answers, 1 to 4 hops, .94 .00 .00 .00 before and

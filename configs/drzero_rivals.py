@@ -93,7 +93,10 @@ def without_document(config) -> None:
 
 
 def longer(config) -> None:
-  """Doubles the steps of an iteration: 100 instead of 50."""
+  """Doubles the documents and the steps of an iteration.
+
+  At the paper's size, these are 100 steps instead of 50.
+  """
   config.selfplay.seeds *= 2
   config.proposing.seeds *= 2
   for phase in (config.proposer, config.solver):

@@ -28,8 +28,8 @@ def get_config(text: str = ''):
   config = common.get_config(text)
   config.algorithm.update(
       name='searchrl.rl.algorithms:dspo',
-      clip_low=0.05,  # GSPO's: 3e-4
-      clip_high=0.05,  # GSPO's: 4e-4
+      clip_low=0.05,  # the GSPO paper, and with a model: 3e-4
+      clip_high=0.05,  # the GSPO paper, and with a model: 4e-4
       kl_coef=0.0,  # per nat, to the model that the run started from
       entropy_coef=0.0,
   )

@@ -15,12 +15,12 @@ r"""The full evaluation of a run: 200 questions of each hop count, greedily.
 All that no flag names is as in that run. The run may also stand after a colon,
 as in --config=configs/evaluate.py:runs/dspo. Without a run, it evaluates the
 model of `model.path`, by default the shipped tiny base model. Sampled answers,
-random passages and common knowledge have 50 questions each. The suite `methods`
-compares methods, each with the model that its line below names; with a model,
-these are the six methods that need no training. A run that does not exist has a
-row that says so. The suite `trained` compares the methods that train, over the
-seeds of runs/NAME/seed_N.
-The job writes runs/evaluate/table.json and records/.
+random passages and common knowledge have 50 questions of each hop count. The
+suite `methods` compares methods, each with the model that its line below names.
+With a model after the colon, there are the six methods that need no training. A
+run that does not exist has a row that says so. The suite `trained` compares the
+methods that train, over the seeds of runs/NAME/seed_N. The job writes
+runs/evaluate/table.json and records/.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 121 CPU seconds.
 Result: exact match of greedy answers, 1 to 4 hops, names of known parts, after
@@ -49,7 +49,8 @@ def _evaluation(text: str) -> ml_collections.ConfigDict:
     del config[name]  # nothing is trained
   config.evaluate.update(
       run='',  # run at its newest step, or 'run@12'; '': the model itself
-      # Part of the sampling seed: another step draws other samples.
+      # Number that is part of the sampling seed: another one draws other
+      # samples. It chooses no checkpoint; 'run@12' does.
       step=field(0, at_least=0, below=2**32),
       # Sampled answers per question, for pass@k and the majority.
       samples=field(1, at_least=1),
@@ -101,5 +102,7 @@ def _method(name: str, run: str = '', path: str = '', taught: bool = True
       method=name,  # one of evaluation.baselines, or agent: as it was trained
       path=path,  # path of the model; '': that of the config, model.path
       run=run,  # run at its newest step, or 'run@12'; '': the model itself
-      taught=taught,  # True if the model was trained on the method's prompt
+      # Whether the model can follow the method's prompt: it was trained on it,
+      # or is no tiny base.
+      taught=taught,
   )

@@ -12,8 +12,8 @@ seeds, 200 questions of each hop count, names of known parts; BENCHMARKS.md). At
 the size of Qwen2.5: not yet measured.
 
 Source: Shao et al. 2024, arXiv:2402.03300; as Search-R1 uses it,
-arXiv:2503.09516. Differs: the token mean and the small KL are Search-R1's;
-learning rate, group size and steps are the laptop's, found by us.
+arXiv:2503.09516. Differs: the token mean is Search-R1's; on the laptop there is
+no KL, and learning rate, group size and steps were found by us.
 """
 
 from configs import arguments

@@ -11,8 +11,8 @@ command has the paper's number beside ours, with its interval, the difference,
 and whether the paper's number is in the interval. It writes table.txt,
 table.html, table.tex and table.json, and to_run.txt, from which a cluster can
 start the runs side by side (docs/evaluation.md). With `small`, the tiny bases
-take the place of the paper's models, and generated questions that of its sets:
-only the means stand beside each other, and they say nothing of the paper.
+replace the paper's models, and generated questions replace its data sets. The
+table then has the means beside each other, and is no test of the paper.
 
 Hardware: any. Time: seconds, without the runs. Result: the numbers of the papers
 are in searchrl/papers; ours are not yet measured.

@@ -7,9 +7,9 @@ r"""Makes the files that the papers use from what is published.
 
 It writes data/train.jsonl (NQ and HotpotQA), data/train_nq.jsonl, data/test.jsonl
 (51,713 questions of seven sets) and data/wiki-18.jsonl (21 million passages),
-which are data.train, data.evaluate and search.corpus of the other configs. The
-name of another paper after the colon has the data of that paper, and without a
-name there are those of all. What is published where is in
+which are data.train, data.evaluate and search.corpus of the other configs. With
+the name of another paper after the colon it makes that paper's files, and
+without a name those of all papers. What is published where is in
 searchrl/papers/data_sets.toml.
 
 The files come from the hub. Or they come from a folder of downloads, which has

@@ -12,7 +12,7 @@ times as often as the rarest one. The model is then tuned on the kept answers.
 
 Hardware: 2 CPU cores (AMD EPYC, family 25). Time: 130 CPU seconds. Result:
 exact match of greedy answers, 1 to 3 hops, names of known parts, .95 .87 .81
-(means of three seeds), as dspo.py. At the size of Qwen2.5: not yet measured.
+(means of three seeds). At the size of Qwen2.5: not yet measured.
 
 Source: Yuan et al. 2023, arXiv:2308.01825; a baseline of Search-R1,
 arXiv:2503.09516, which gives no numbers: ours are the laptop's.

@@ -15,6 +15,8 @@ the laptop. Result: a page of 1 to 3 MB.
 
 import ml_collections
 
+from searchrl.experiment.rules import field
+
 
 def get_config(text: str = '') -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
@@ -22,7 +24,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.report = dict(
       # Runs, evaluations, or directories of them.
       runs=tuple((text or 'runs/dspo').split(',')),
-      trajectories=2000,  # most on the page, spread evenly over steps; 0: none
+      # Most trajectories on the page, spread evenly over the steps.
+      trajectories=field(2000, at_least=0, zero='none'),
       title='',  # title of the page; '': the runs' names
   )
   return config

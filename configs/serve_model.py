@@ -9,9 +9,9 @@ r"""Serves a policy or any model folder with OpenAI's completions API.
       '{"model": "dspo", "prompt": "Search, then answer: ", "max_tokens": 40}'
 
 It also serves /v1/chat/completions if the tokenizer has a chat template.
-Without `ask.run` it serves `model.path`. It also takes the run after a colon, as
-in --config=configs/serve_model.py:runs/dspo, or a simulator that
-configs/zerosearch.py asks for its documents, which is then found at its port:
+Without `ask.run` it serves `model.path`. The run may also stand after the
+colon, as in --config=configs/serve_model.py:runs/dspo. So may a simulator; it
+listens on the port on which configs/zerosearch.py asks for documents:
 
   python -m searchrl.main --config=configs/serve_model.py:simulator=google_14b
 

@@ -4,8 +4,9 @@ r"""Serves a search engine with Search-R1's /retrieve protocol.
 
   python -m searchrl.main --config=configs/serve_search.py
 
-Without `search.corpus` it serves the generated training world. A run on another
-machine searches it with
+Without `search.corpus` it serves the generated training world. A run on the
+same machine searches it with the lines below. For a run on another machine, set
+--config.serve.host=0.0.0.0, and put the server's name into the URL.
 
   config.search.engine = 'remote'
   config.search.options = dict(urls=('http://127.0.0.1:8000/retrieve',))

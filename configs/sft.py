@@ -14,9 +14,10 @@ For your own model and conversations (docs/sft.md has the formats of a line):
       --config.data.train=my.jsonl --config.learner.pack_length=4096 \
       --config.optimizer.learning_rate=1e-5 --config.learner.remat=nothing
 
-Search-R1's fine-tuning is on questions, closed-book: each is answered by its
-first gold answer, below the prompt of the method Direct, which then judges it.
-A model after the colon has bfloat16 activations and weights over all devices:
+Search-R1 fine-tunes on questions without a search: below the prompt of the
+method `direct` of evaluate.py stands the question's first gold answer. The
+tuned model is then evaluated with the same prompt. A model after the colon has
+bfloat16 activations, and weights that are split over all devices:
 
   python -m searchrl.main --config=configs/sft.py:qwen2.5-7b \
       --workdir=runs/sft-qwen2.5-7b --config.data.train=data/train.jsonl
@@ -49,8 +50,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.allow_changes = False  # set by --allow_changes
   config.model = dict(
       path='',  # Hugging Face folder or hub id; '': the shipped tiny base
-      # Kernel for rows: xla, cudnn (GPUs since Hopper), cudnn_padded (older
-      # GPUs) or splash (TPU).
+      # Attention kernel: auto, xla, cudnn (GPUs since Hopper), cudnn_padded
+      # (older GPUs) or splash (TPU).
       attention=field('auto', one_of=KERNELS),
       # Tokens per block, to bound memory.
       attention_block=field(0, zero='the default'),

@@ -21,7 +21,7 @@ tuned model .93 .80 .66 .49; GRPO trained with BM25 .96 .86 .77 .54. At the size
 of Qwen2.5: not yet measured.
 
 Source: Sun et al. 2025, arXiv:2505.04588. Differs: on the laptop the reward is
-exact match, and a step's noise is the oracle's.
+exact match, and the noise is other passages, which the oracle chooses.
 """
 
 from configs import arguments

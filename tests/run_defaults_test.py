@@ -108,8 +108,8 @@ def test_worlds_are_generated_where_the_run_had_them_generated(run):
 
 
 def test_a_run_on_own_data_without_any_to_judge_it_is_refused(run):
-  with pytest.raises(ValueError, match='^data.evaluate must name test questions, '
-                     'but .* was trained on a.jsonl, and generated worlds'):
+  with pytest.raises(ValueError, match='^data.evaluate must name test question'
+                     's, but .* was trained on a.jsonl, and generated worlds'):
     run_defaults.judge_on_own_data(evaluate_config.get_config(), run(**OWN))
 
 

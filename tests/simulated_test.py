@@ -144,7 +144,7 @@ def test_an_oracle_takes_the_longest_name_in_the_query_and_whole_words():
 
 
 def test_an_oracle_needs_titles_and_never_more_than_the_corpus():
-  with pytest.raises(ValueError, match="passages of .* but passage 'x' has none"):
+  with pytest.raises(ValueError, match="passages .* but passage 'x' has none"):
     engines.make(SIMULATED, Corpus((Passage('x', '', 'text'),)),
                  writer='oracle')
   found, = oracle(0.0)([query(top_k=100)])

@@ -234,8 +234,8 @@ def test_a_name_of_your_own_has_a_kind():
 
 
 @pytest.mark.parametrize('names, options, message', [
-    (('serch',), {}, "tools must each be search, open, calculate, python, mcp, or"
-     " 'module:function' of your own, but one is 'serch'."),
+    (('serch',), {}, "tools must each be search, open, calculate, python, mcp, "
+     "or 'module:function' of your own, but one is 'serch'."),
     (('no.such:tool',), {}, "must be 'module:function', but 'no.such:tool' "),
     (('open', 'open'), {}, "different names, but 'open' occurs twice"),
     (('open',), {'calculate': {}},
