@@ -154,12 +154,13 @@ def _answers(value: Any) -> Iterator[str]:
 
 
 def _unpacked(value: Any, *, in_list: bool = False) -> Any:
-  """Returns a value as plain Python: arrays, bytes, or lists that are texts.
+  """Returns a value as plain Python.
 
-  For example, the text "['a', 'b']" becomes the list ['a', 'b']. Other values
-  are returned unchanged. In a list, a text of numbers stays a
-  text, such as the interval '[0, 1]'. So does a text in round brackets, such as
-  the point '(3, 4)'.
+  Arrays become lists, and bytes become texts. A text that writes a list becomes
+  this list, such as "['a', 'b']". Other values are returned unchanged. If the
+  value is itself in a list (`in_list`), a text of numbers stays a text, such as
+  the interval '[0, 1]'. A text in round brackets, such as the point '(3, 4)',
+  stays one in any case.
   """
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()

@@ -191,7 +191,8 @@ def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
   The outcome says whether an answer is right; filters read it.
 
   Args:
-    config: Config of a run. It names both functions and the reward's options.
+    config: Config of a run. It names the functions of the reward and of the
+      outcome, and the reward's options.
     play: Function that lets a solver answer questions, for a reward that needs
       one; see `experiment.solver`.
 

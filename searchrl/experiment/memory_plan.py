@@ -422,7 +422,7 @@ def _index_of_search(config, a_process: int, processes: int, kind
 
 def _model_of_search(config, a_process: int, processes: int
                     ) -> dict[str, float]:
-  """Returns the bytes of a model that the search engine samples from.
+  """Returns what a search engine's own language model holds: name -> bytes.
 
   Raises:
     ValueError: The model cannot be beside the policy.

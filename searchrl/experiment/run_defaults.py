@@ -125,7 +125,7 @@ def judge_on_own_data(config, run: str) -> None:
 
 
 def corpus_of(run: pathlib.Path) -> str:
-  """Returns the corpus that a run trained on; '' if it has no file."""
+  """Returns the path of the corpus that a run trained on; '' if it has none."""
   generated = run / 'data' / 'train' / 'corpus.jsonl'
   return past_runs.recorded(run).get('search', {}).get('corpus') or (
       str(generated) if generated.is_file() else '')

@@ -105,9 +105,10 @@ def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
 
 
 def _note(folder: pathlib.Path, facts: Any, overlap: dict[str, float]) -> None:
-  """Writes the fingerprint of the scores, and warns of trained questions.
+  """Writes the fingerprint of what the scores depend on.
 
-  These are questions of the evaluation that the run was trained on.
+  It warns if the run was trained on questions of the evaluation; `overlap` has
+  their share of each set.
   """
   atomic_files.write_json(folder / 'fingerprint.json', {
       'fingerprint': fingerprint.of(facts), **facts, 'overlap': overlap})

@@ -110,10 +110,10 @@ def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
 
 
 def _is_finished(config, folder: pathlib.Path) -> bool:
-  """Returns whether the run is complete.
+  """Returns whether the run is finished. If not, makes it ready to go on.
 
-  If `num_steps` was raised, it deletes the end-of-run files so that training
-  continues. A run without checkpoints cannot continue and counts as complete.
+  If `num_steps` was raised after the end, the files of the end are deleted. A
+  run without checkpoints cannot go on, and counts as finished.
   """
   if not (folder / summary.FILE).exists():
     return False

@@ -180,9 +180,9 @@ def padded(
 def _whole(q, k, v, sliding_window, lengths):
   """Runs cuDNN on rows of one document each.
 
-  Windows of cuDNN exclude the token itself. It had NaN gradients at one query
-  and at 64 tokens past a multiple of 128. It is therefore given multiples of
-  128 and no mask tensor.
+  cuDNN does not count the token itself in the width of a window. cuDNN had NaN
+  gradients at one query and at 64 tokens past a multiple of 128. It is
+  therefore given multiples of 128 tokens and no mask tensor.
   """
   length = q.shape[1]
   window = None if sliding_window is None else (sliding_window - 1, 0)

@@ -77,7 +77,10 @@ def unpacked(path: str) -> pathlib.Path:
 
 
 def find(path: str) -> pathlib.Path:
-  """Returns the path of the GGUF file with a name; see `unpacked`."""
+  """Returns the path of the GGUF file that `path` names, perhaps by a package.
+
+  See `unpacked` for the forms of `path`.
+  """
   if not path.startswith(PACKAGE):
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
@@ -232,10 +235,10 @@ def _tensors(gguf: Any, reader: Any, raw: Mapping[str, Any],
 
 
 def _halves(values: np.ndarray, heads: int) -> np.ndarray:
-  """Returns the rows of q or k in Hugging Face's order.
+  """Returns the rows of q or k in transformers' order, from llama.cpp's.
 
-  llama.cpp pairs neighbouring entries of a head in its rotary embedding, and
-  Hugging Face pairs an entry with the one half a head later.
+  For the rotary embedding, llama.cpp pairs neighbouring entries of a head, and
+  transformers pairs each entry of the first half with one of the second half.
   """
   pairs = values.reshape(heads, -1, 2, *values.shape[1:])
   return pairs.swapaxes(1, 2).reshape(values.shape)

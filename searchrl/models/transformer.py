@@ -232,10 +232,10 @@ class Block(nn.Module):
 
 
 class Kernel(nn.Module):
-  """A single parameter with the name of a kernel, to which adapters are added.
+  """A kernel of all experts, as a parameter, with the product of its adapters.
 
-  A token's few experts are not known beforehand, so that the adapters of all of
-  them are multiplied, as if they were merged.
+  It is not known beforehand which experts a token has. So the adapters of all
+  experts are multiplied, and added to the kernel.
   """
 
   shape: tuple[int, ...]

@@ -149,13 +149,13 @@ def load(
 
 def _drop_tied(stored: tensors.Folder, embedding: str, head: str,
                rows: int = 4096) -> None:
-  """Makes a folder ignore its logits matrix, if that equals the embedding.
+  """Makes a folder ignore the logits matrix of a model with tied embeddings.
 
-  Some files store both, though a model with tied embeddings has only one. The
-  two are compared `rows` rows at a time.
+  Some files store it, though it must equal the embedding. The two are compared
+  `rows` rows at a time.
 
   Raises:
-    ValueError: The matrix is different.
+    ValueError: The folder has another logits matrix.
   """
   if head not in stored.shapes:
     return

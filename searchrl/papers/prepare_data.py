@@ -217,10 +217,14 @@ def _check_rows(count: int, published: int, file: pathlib.Path, part: str,
 
 
 def _located(at: str, source: str) -> pathlib.Path:
-  """Returns the path of a published file in a folder, or fetches it.
+  """Returns the local path of a published file.
+
+  Args:
+    at: Place of the file on the hub: owner, data set and path.
+    source: Folder of downloads that has the file. '': it is fetched.
 
   Raises:
-    FileNotFoundError: It is not there, or the hub cannot be reached.
+    FileNotFoundError: The file is not there, or the hub cannot be reached.
   """
   if source:
     file = _in_folder(source, at)

@@ -58,8 +58,8 @@ class Row:
 class Setting:
   """A named set of config values that a paper or its published scripts fix.
 
-  The attributes are keys of a setting in the module's docstring. `rows` has its
-  keys `ours` and `set`.
+  The attributes are the keys of a setting in the module's docstring, and `rows`
+  has what stands there under the keys `ours` and `set`.
   """
 
   about: str

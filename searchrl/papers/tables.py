@@ -222,7 +222,10 @@ def _described(notes: Mapping[tuple[str, ...], Sequence[str]]) -> str:
 
 def _lines(table: Mapping[str, Any], options: Any
           ) -> Iterator[tuple[str, str, Sequence[float], list[Source]]]:
-  """Yields model, row, the paper's numbers and the source of each seed."""
+  """Yields each line of a table: model, row, the paper's numbers, and sources.
+
+  There is a source of our numbers for each seed.
+  """
   for model, group in table['groups'].items():
     for row, paper in group.items():
       way = table['small' if options.small else 'rows'].get(row, {})
@@ -312,7 +315,7 @@ def _measured_once(rows: Sequence[Mapping[str, Any]], way: Source, score: str
                   ) -> dict[str, Measured]:
   """Returns the scores of one run and their 95 % intervals, by evaluation set.
 
-  F1 has the interval of a fraction of questions, which is wider than its own.
+  F1 is given the interval of a fraction of questions, which is too wide for it.
   """
   rows = [row for row in rows if
           row.get('method', '') == way.method and row.get('hops') == 'all'
@@ -381,7 +384,7 @@ def _check_flags(commands: Sequence[_Command], shared: str) -> None:
 
 
 def _flags(command: _Command, shared: str) -> list[str]:
-  """Returns the flags of a command, of which its own replace shared ones."""
+  """Returns the flags of a command: the shared ones and its own, which win."""
   config, own, _ = command
   given = [flag for flag in shared.split()
            if not config.startswith('sft.') or (  # it reads nothing else

@@ -112,9 +112,10 @@ def hop_group_relative(
 
     A_i = (r_i - mean_h r) / sqrt(var_h r + delta)
 
-  The group h is the hop count. The variance is the population's (ddof=0). A
-  group of one gives 0. `delta` keeps a constant group finite; the paper gives
-  no value, and this default is ours.
+  Here h are the rows with the same `group_ids`, the hop count, for which
+  `in_baseline` is True; the others get 0. The variance is the population's
+  (ddof=0). A group of one gives 0. `delta` keeps a constant group finite; the
+  paper gives no value, and this default is ours.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 3.
   """

@@ -52,7 +52,7 @@ def clip(clip_low: float, clip_high: float, dual_clip: float | None = None
 
 
 def log_clip(clip_low: float, clip_high: float) -> None:
-  """Raises a ValueError if the range of log ratios does not contain 0."""
+  """Raises a ValueError if options that clip log ratios are below 0."""
   require(clip_low >= 0 and clip_high >= 0,
           'clip_low and clip_high must be 0 nats or more, but are '
           f'{clip_low} and {clip_high}. Give distances below and above 0.')

@@ -151,7 +151,10 @@ def masked_weights(
 
 
 def _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level):
-  """Returns pi_old / pi_behavior of each token or of its row, constant."""
+  """Returns pi_old / pi_behavior of each token, or of the token's whole row.
+
+  The weights are not differentiated.
+  """
   option_checks.choice('level', level, ('token', 'sequence'))
   if level == 'token':
     weights = token_ratio(old_logprobs, behavior_logprobs, loss_mask)

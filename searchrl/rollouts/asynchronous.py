@@ -100,7 +100,7 @@ class AsyncRollouts:
     self._sampled = None
 
   def _start(self, progress: Progress) -> None:
-    """Queues the steps that a checkpoint's progress holds as sampled ahead."""
+    """Queues the data of steps that were sampled before the checkpoint."""
     self._sampled = progress
     for collected in progress.in_flight:
       self._in_flight.append(concurrent.futures.Future())

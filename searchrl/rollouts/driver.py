@@ -293,7 +293,7 @@ class _Slots:
     return ready + self._admit(bool(ready))
 
   def clear(self) -> None:
-    """Reads all dispatched decodes, after the last trajectory has ended."""
+    """Waits for decodes still running after the last trajectory has ended."""
     while self.unread:
       self._read()
 
@@ -388,9 +388,10 @@ class _Slots:
     return self._observe(results)
 
   def _observe(self, results: Results) -> list[Unfinished]:
-    """Returns the entries of calls with their observations as pending tokens.
+    """Gives trajectories the results of their calls, and returns them.
 
-    A call that failed ends its trajectory, which is then not returned.
+    The observations become tokens that `feed` will append. A call that failed
+    ends its trajectory, which is then not returned.
     """
     entries: list[Unfinished] = []
     calls: list[tuple[dialogues.Outcome, tuple[int, ...]]] = []

@@ -86,7 +86,7 @@ class Saver:
 
   def save(self, step: int, state: Any, extra: Mapping[str, Any],
            *, pinned: Collection[int] = ()) -> None:
-    """Begins to write a step once the previous one is committed.
+    """Waits for the previous step to be committed, and begins to write a step.
 
     Args:
       step: Number of the step. It must be larger than every committed one,

@@ -51,7 +51,10 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 def _unless_late(hook: Callable[[sys.UnraisableHookArgs], None],
                  unraisable: sys.UnraisableHookArgs) -> None:
-  """Calls the hook, except for writes that end after Orbax's event loop."""
+  """Calls the hook, unless a write only ended after its event loop was closed.
+
+  Orbax closes the loop when another write has failed, which is reported.
+  """
   is_late = (unraisable.object is None and
              isinstance(unraisable.exc_value, RuntimeError) and
              str(unraisable.exc_value) == 'Event loop is closed')

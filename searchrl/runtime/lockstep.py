@@ -48,7 +48,9 @@ class LockstepCheck:
     self._calls, self._last = 0, 'none'
 
   def __call__(self, tag: str, *facts: Any) -> None:
-    """Records a call that is about to be dispatched, and compares it.
+    """Records a call that is about to be dispatched.
+
+    In 'call' mode, the calls of all processes are compared at once.
 
     Args:
       tag: Name of the program.

@@ -181,7 +181,10 @@ class _Mirror:
     self._seen = _files(self.folder)
 
   def push(self) -> None:
-    """Writes the next turn of the store, if the local folder has changed."""
+    """Copies the local folder to the store as its next version, or turn.
+
+    Nothing is copied if the folder has not changed.
+    """
     files = _files(self.folder)
     changed = [name for name, state in files.items()
                if self._seen.get(name) != state]

@@ -136,7 +136,11 @@ def _bm25(corpus: Corpus, *, index: str | None = None, **options: Any
 def _dense(corpus: Corpus, *, load_encoder: open_index.LoadEncoder | None,
            index: str | None = None, encoder: str = '', **options: Any
            ) -> SearchFn:
-  """Returns a search by vectors of an index, an encoder or hashed n-grams."""
+  """Returns a search by vectors.
+
+  They are those of `index` if it is given, otherwise those of an encoder if one
+  or a backend is named, and otherwise those of hashed n-grams.
+  """
   if index is not None:
     return open_index.indexed(corpus, index, load_encoder=load_encoder,
                               **dict(encoder=encoder) | options)

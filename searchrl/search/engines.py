@@ -73,9 +73,10 @@ class Spec:
     return next(filter(None, models), None)
 
   def rows_on_devices(self, memory: float, hosts: int) -> dict[str, float]:
-    """Returns the bytes that the engine takes on a process's devices, by name.
+    """Returns what the engine holds on a process's devices: name -> bytes.
 
-    `memory` is the bytes of these devices, and `hosts` the number of processes.
+    These are rows of vectors. `memory` is the bytes of these devices, and
+    `hosts` the number of processes.
     """
     rows: dict[str, float] = {}
     for leaf in self.leaves:
@@ -252,7 +253,10 @@ def make(
 
 def _make(spec: Spec, corpus: AnyCorpus | None, run: Mapping[str, Any]
          ) -> SearchFn:
-  """Builds an engine after its parts, with the keywords that it accepts."""
+  """Builds the parts of an engine, and then the engine.
+
+  Its function is given those keywords of the run that it has.
+  """
   named = inspect.signature(spec.engine.make).parameters
   keywords = {
       **run, 'parts': tuple(_make(part, corpus, run) for part in spec.parts),

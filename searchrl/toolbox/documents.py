@@ -153,7 +153,9 @@ class _Reader:
 
 
 def _rows(corpus: Any) -> Callable[[str], int | None]:
-  """Returns the function from a passage's id to its row, or None.
+  """Returns a function from an id to the number of the passage that has it.
+
+  The function returns None if no passage has the id.
 
   Raises:
     ValueError: The corpus is too large for a table of its ids.

@@ -85,12 +85,12 @@ def estimated(learner: Learner, attention: str, rows: int, on_tpu: bool
 
   It is computed from shapes, without a compiler. Networks are trained one after
   the other. The estimate counts the sum of a network's gradients, and the
-  gradients of a micro-batch with copies in another layout. A second network
-  adds a further copy. The activations that layers save are added, and the
-  larger of a layer's backward pass and a chunk's logits. The numbers of copies
-  are those that the compilers made for models from 3 to 32 billion parameters.
-  Of the batch it counts the record of each token's experts, if that is
-  replayed; all else is small.
+  gradients of a micro-batch with copies of them in another layout. A second
+  network adds a copy of the gradients. The activations that layers save are
+  added, and the larger of a layer's backward pass and a chunk's logits. The
+  numbers of copies are those that the compilers made for models from 3 to 32
+  billion parameters. Of the batch, the estimate counts the record of each
+  token's experts if the router is replayed; all else is small.
 
   Args:
     learner: Learner whose update is meant.
@@ -212,10 +212,10 @@ def _saved_per_token(learner: Learner) -> float:
 def workspace(learner: Learner, attention: str) -> float:
   """Returns the bytes of cuDNN's workspace for attention's backward pass.
 
-  For each query it has two float32 vectors of a head's size and a number:
-  sums of the queries' gradients, and the gradients of keys and values of all
-  query heads. It has room for documents that are all as long as a row. In the
-  packed layout, padding is one more document.
+  For each query of each head, it has two float32 vectors of a head's size and a
+  float32 number. They hold sums of the queries' gradients, and the gradients of
+  keys and values for all query heads. It has room for documents that are all as
+  long as a row. In the packed layout, padding is one more document.
 
   Args:
     learner: Learner whose update is meant.

@@ -431,7 +431,7 @@ def _airports(draft: _Draft, rows: Mapping[str, Mapping[str, Any]],
 
 
 def _airport_name(row: Mapping[str, Any]) -> str:
-  """Returns a name that shows that it is an airport, without parentheses."""
+  """Returns an airport's name without parentheses, and clearly an airport's."""
   name = ' '.join(re.sub(r'\([^)]*\)', ' ', row['name']).split())
   is_clear = re.search('(?i)air|aero|field|base|port|strip', name)
   return name if is_clear else f'{name} Airport'

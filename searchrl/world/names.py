@@ -145,8 +145,8 @@ def with_namesakes(rng: np.random.Generator, kind: str, stems: Iterator[str]
                   ) -> Iterator[str]:
   """Yields names, each followed by up to two of its namesakes.
 
-  A namesake is a name with an addition, such as "New Korvik" for "Korvik". At
-  the end come all other namesakes.
+  A namesake is a name with an addition, such as "New Korvik" for "Korvik". When
+  the stems are used up, their other namesakes follow.
 
   Args:
     rng: Generator, which is consumed as names are drawn.

@@ -187,7 +187,10 @@ def _answer(thought: str, name: str) -> Piece:
 
 def _from_memory(world: facts.World, chain: facts.Chain, rng, recite: float
                 ) -> Piece:
-  """Returns an answer from memory, or a guess if the question is fresh."""
+  """Returns an answer from memory, or a guess if the facts are new to all.
+
+  `recite` is the probability that the thought has the facts of the chain.
+  """
   steps = list(chain.relations)
   if facts.topic(world, chain) == 'fresh':
     names = world.entities[world.kind_of[chain.values[-1]]]

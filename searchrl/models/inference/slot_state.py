@@ -270,7 +270,8 @@ class Contents:
 
     Returns:
       The pages of each slot in order, [copies * n, N], where N is the number of
-      pages of a full slot. They are numbered from 0 on each copy, too.
+      pages of a full slot. Like the slots, the pages of each copy are numbered
+      from 0.
     """
     if not self._pages:
       return None

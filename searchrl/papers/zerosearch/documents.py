@@ -42,7 +42,7 @@ class Malformed(ValueError):
 
 
 def task(query: Query, *, noise: float, seed: int) -> Task:
-  """Returns the task of a query; whether documents are useful is random.
+  """Returns the Task that asks a writer for useful or noisy documents.
 
   The draw and the task's seed depend only on the run's seed and on the query's
   step, question, sample, turn and text. Other queries and their order do not
@@ -50,7 +50,7 @@ def task(query: Query, *, noise: float, seed: int) -> Task:
 
   Args:
     query: Query of the policy.
-    noise: Probability that the documents should be noisy, in [0, 1].
+    noise: Probability that noisy documents are asked for, in [0, 1].
     seed: Seed of the run.
   """
   name = json.dumps([seed, query.step, query.question.uid, query.sample,

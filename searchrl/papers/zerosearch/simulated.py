@@ -178,10 +178,10 @@ class Simulated:
 
 
 def _deadline_secs(options: engines.Options, queries: int) -> float:
-  """Returns the longest time that a served writer may take, in seconds.
+  """Returns the longest time, in seconds, that a writer behind a server takes.
 
-  It is the deadline of a request, times the rounds of parallel requests that
-  the queries need. It is 0 for other writers.
+  It is the deadline of a request, times the number of rounds of parallel
+  requests that the queries need. It is 0 for other writers.
   """
   if options.get('writer') != 'served':
     return 0.0

@@ -74,7 +74,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _quality(compared: Sequence[Compared], name: str) -> dict[str, Any]:
-  """Returns a row that describes the texts of one quality of documents.
+  """Returns a row about the documents of one quality: real, useful or noisy.
 
   well-formed: Fraction of texts that are lists of documents. Only these are
     used for the other values.

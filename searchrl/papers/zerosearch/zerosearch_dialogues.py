@@ -22,7 +22,7 @@ def document(number: int, passage: Passage) -> str:
 
 
 def in_tags(tokenizer: Tokenizer) -> Dialogue:
-  """Returns Search-R1's dialogue in tags, with passages as ZeroSearch's."""
+  """Returns Search-R1's dialogue in tags; passages have ZeroSearch's form."""
   return dataclasses.replace(dialogues.search_r1(tokenizer), passage=document)
 
 

@@ -34,8 +34,9 @@ class Postings:
 
   The impact is what one query term adds to the passage's score. P is the number
   of postings, and N that of passages. The postings of a term are adjacent, in
-  the order of the passages. For a process that is being started, the open files
-  are pickled in place of the arrays; see `in_files`.
+  the order of the passages. If the arrays map files (`files`), these open files
+  are pickled in place of the arrays for a process that is being started; see
+  `in_files`.
   """
 
   passages: Int[np.ndarray, 'P']  # in [0, N)
@@ -132,9 +133,9 @@ def _bound(spans: Sequence[Span]) -> float:
 
 
 def _raised(threshold: float, sums: Float[np.ndarray, 'M'], k: int) -> float:
-  """Returns a higher lower bound of the k-th best sum, if `sums` gives one.
+  """Returns a lower bound of the k-th best sum that is at least `threshold`.
 
-  The bound is the k-th highest of the sums, less a float32's rounding error.
+  The new bound is the k-th highest of `sums`, less a float32's rounding error.
   """
   if k > len(sums):
     return threshold

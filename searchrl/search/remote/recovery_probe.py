@@ -59,11 +59,16 @@ class Rehearsal:
     return answers
 
   def probe(self, ping: Callable[[], Any], answer: Answer) -> Any:
-    """Returns the result of `ping`, or a SearchError if it or the load fails.
+    """Tries whether a service answers again, as it must before work goes on.
+
+    If a load has failed (see `watch`), it is tried, too.
 
     Args:
       ping: Function that makes a small call.
-      answer: Function that answers the tasks of the load.
+      answer: Function that answers tasks, as of `watch`.
+
+    Returns:
+      The result of `ping`, or a SearchError if `ping` or the load fails.
     """
     reply = ping()
     load = self._failed
@@ -80,6 +85,9 @@ class Rehearsal:
 
 
 def _has_failed(answers: Sequence[Any]) -> bool:
-  """Returns whether more tasks failed than single bad tasks can explain."""
+  """Returns whether so many tasks failed that the service itself must be down.
+
+  These are more than one, and more than a tenth of all.
+  """
   failed = sum(isinstance(answer, SearchError) for answer in answers)
   return failed > max(1, len(answers) // _SHARE)
