@@ -24,7 +24,7 @@ from searchrl.papers import settings
 from searchrl.papers.known_models import MODELS
 
 # Laptop runs with updates of growing size: learning rate and updates per batch.
-# The first has the values of the laptop. Recipes that allow only one update per
+# The first has common.py's values. Recipes that allow only one update per
 # batch keep that. The values were fixed before anything was measured.
 STRESS = {'stress_1': (2e-4, 2), 'stress_2': (4e-4, 4), 'stress_3': (6e-4, 4)}
 SIZES = ('laptop', 'smoke', *STRESS)

@@ -112,7 +112,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.tool_options = {}  # keyword arguments of each tool, by its name
   config.reward = 'searchrl.agent.rewards:em'  # reward, module:function
   config.reward_options = {}  # keyword arguments of the reward
-  # Score, module:function, by which dspo and dapo tell mixed groups.
+  # Score, module:function, by which groups count as mixed; also critic/score.
   config.outcome = 'searchrl.agent.rewards:em'
   # Reward of each turn, module:function, for algorithms that read it; '': none.
   config.turn_reward = ''

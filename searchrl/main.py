@@ -175,7 +175,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     raise ValueError(
         ('a command must have flags alone, but has also '
          f'{" ".join(unknown)!r}. ' if unknown else
-         'a command must have the flag --config=FILE, but has not. ') +
+         'a command must have the flag --config=FILE, but lacks it. ') +
         'Write for instance --config=configs/dspo.py; --help lists the flags.')
   return options
 

@@ -241,6 +241,20 @@ def test_an_engine_holds_the_kernels_that_it_rounds(tmp_path):
   assert besides('auto', 'h200-8') == besides('', 'h200-8')
 
 
+def test_a_plan_has_room_for_the_merged_model_at_the_end(tmp_path):
+  """With float32 kernels and bfloat16 rollouts, merging needs more than these."""
+  def besides(**lora):
+    return memory_plan.make(config(
+        tmp_path, QWEN_7B, plan=dict(devices='h200-8'),
+        mesh=dict(data=2, fsdp=4), rollout=dict(tensor=4, dtype='bfloat16'),
+        model=dict(dtype='float32', lora=lora))).engine.besides
+
+  merged = 3 * 28 * 3584 * 18944 * 4 / 4  # bytes of the three kernels, split
+  assert besides(rank=16, targets=('gate', 'up', 'down')) == merged
+  assert besides(rank=0) < merged
+  assert besides(rank=16, targets=('q', 'k')) == besides(rank=0)
+
+
 def test_an_update_on_cpus_has_the_room_of_the_cache():
   def peak(**changes):
     made = memory_plan.make(config(

@@ -444,7 +444,7 @@ def test_common_knowledge_keeps_its_share_without_a_mix():
   assert Counter(q.uid[0] == 'c' for q in drawn(stream, 10)) == {
       True: 4, False: 6}
   with pytest.raises(ValueError, match='data.common=0.4 needs questions of '
-                     'fresh facts and .* all 9 of one hop count are of fres'):
+                     'fresh facts and .* all 9 that are drawn together are '):
     questions_lib.stream([some(9), few], seed=0, mix=(1,), common=0.4)
 
 

@@ -282,6 +282,10 @@ def test_a_folder_without_runs_is_named(tmp_path):
   config.report.runs = ()
   with pytest.raises(ValueError, match='report.runs must name the folders'):
     report.run(config, str(tmp_path / 'report'))
+  config = report_config.get_config()
+  config.report.trajectories = -1
+  with pytest.raises(ValueError, match='report.trajectories must be'):
+    report.run(config, str(tmp_path / 'report'))
   assert not (tmp_path / 'report').exists()
 
 

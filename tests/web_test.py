@@ -165,8 +165,8 @@ def test_a_broken_tape_is_refused_with_its_line(line, tmp_path):
 
 @pytest.mark.parametrize('options, message', [
     (dict(mode='cached'), 'mode must be one of'),
-    (dict(mode='record'), 'need search.options.tape'),
-    (dict(tape='x'), 'need search.options.tape'),
+    (dict(mode='record'), 'must have search.options.tape'),
+    (dict(tape='x'), 'must have search.options.tape'),
     (dict(key_env='NOT_SET_ANYWHERE'), 'NOT_SET_ANYWHERE is not set'),
     (dict(connections=0), 'connections must be'),
 ])

@@ -124,9 +124,10 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
 def _read(turn: Turn, blocks: Blocks) -> str:
   """Returns the text of a turn and its observation, for the check of a format.
 
-  The text of a tool's answer, which chat templates frame in many ways, is
-  replaced by an empty block. A <think> with which the template opens the next
-  thought is kept. A call without tags gets tags.
+  In a dialogue with tool calls, the text of a tool's answer, which chat
+  templates frame in many ways, is replaced by an empty block. A <think> with
+  which the template opens the next thought is kept, and a call without tags
+  gets tags.
   """
   if turn.action.kind == 'summary':  # is no part of the protocol
     return ''

@@ -291,8 +291,8 @@ def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
     world_seed: Seed of the facts.
     per_hop: Numbers of fresh questions of 1, 2, ... hops.
     world: Other options of the world.
-    abouts: Further sets of questions, about facts that all worlds have in
-      common. Each set becomes a file.
+    abouts: Further sets of questions, about common knowledge. Each set becomes
+      a file.
     admit: Function that is called with each question and its place in a file.
       It raises a ValueError for a question that cannot be asked.
 

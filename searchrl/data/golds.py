@@ -156,11 +156,11 @@ def _answers(value: Any) -> Iterator[str]:
 def _unpacked(value: Any, *, in_list: bool = False) -> Any:
   """Returns a value as plain Python.
 
-  Arrays become lists, and bytes become texts. A text that writes a list becomes
-  this list, such as "['a', 'b']". Other values are returned unchanged. If the
-  value is itself in a list (`in_list`), a text of numbers stays a text, such as
-  the interval '[0, 1]'. A text in round brackets, such as the point '(3, 4)',
-  stays one in any case.
+  Arrays, sets and tuples become lists, and bytes become texts. A text that
+  writes a list becomes this list, such as "['a', 'b']". Other values are
+  returned unchanged. If the value is itself in a list (`in_list`), a text that
+  writes numbers stays a text, such as the interval '[0, 1]'. In round brackets,
+  as the point '(3, 4)', it stays one in any case.
   """
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()

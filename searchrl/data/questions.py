@@ -374,7 +374,7 @@ def _halved(pools: Sequence[Sequence[Question]], stages: Sequence[Stage],
         raise ValueError(
             f'data.common={common} needs questions of fresh facts and of '
             'common knowledge for each hop count that data.mix has a share of, '
-            f'but all {len(pools[number // 2])} of one hop count are of '
+            f'but all {len(pools[number // 2])} that are drawn together are of '
             f'{"fresh facts" if number % 2 else "common knowledge"}. Set it to '
             '0, or raise data.limit or data.per_hop.')
   return halves, halved

@@ -130,12 +130,13 @@ def forget_after(step: int, folder: pathlib.Path) -> None:
 def check_not_silent(progress: Progress, options: Any) -> None:
   """Raises a ValueError if the last `train.stop_after` steps were silent.
 
-  A step is silent if all outcomes of each of its groups are alike.
+  A step is silent if all outcomes of each of its groups are alike. Without a
+  group baseline, all outcomes of the step count as one group.
   """
   if is_silent(progress, options):
     raise ValueError(
         f'the last {progress.silent_steps} steps, up to step {progress.step}, '
-        'must not all have alike outcomes for all samples of each question '
+        'must not all have alike outcomes, at least within each group '
         f'(train.stop_after is {options.stop_after}), but did, so nothing is '
         'learned. What was sampled is in the folder trajectories/. Change the '
         'reward, the questions or the model. To go on all the same, raise '

@@ -251,8 +251,10 @@ def _rollouts(config, shape, mesh, kind
   apart = _rollout_devices(config)
   a_process, processes = _samplers(config, mesh, kind)
   trains = mesh.size // processes  # devices of a process
+  merged = 0 if apart else rollout_memory.merged_adapters(config, shape, mesh)
   engine = functools.partial(
-      rollout_memory.estimated, config, shape, kind, a_process, processes)
+      rollout_memory.estimated, config, shape, kind, a_process, processes,
+      merged=merged)
   chosen = engine(config.rollout.tensor)
   engines = tuple(
       engine(tensor) for tensor in range(1, a_process + 1)

@@ -147,8 +147,8 @@ def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer,
                      tools: Sequence[Tool] = (dialogues.SEARCH,)) -> str:
   """Returns the name of a model's dialogue, for a config that names none.
 
-  A tiny base, a model of ours for tests and laptops, has the dialogue that it
-  was trained with. Other models have Search-R1's dialogue, in the chat template
+  A tiny base, a model of ours for tests and laptops, and what is trained from
+  it, have the dialogue of its training. Other models have Search-R1's dialogue, in the chat template
   if the template can write it. With further tools than the search, they have
   their chat template's own form of tool calls, or tags if it has none.
 

@@ -56,9 +56,9 @@ def finish(folder: pathlib.Path) -> None:
 def applied(folder: pathlib.Path, progress: Progress) -> Progress:
   """Returns the progress with which a run goes on from a restored checkpoint.
 
-  If the last rollback went to this checkpoint, it is counted, and the questions
-  that were drawn before the rollback are not drawn again. Otherwise the
-  progress is returned as it is.
+  If the last rollback went to this checkpoint, it is counted, and questions are
+  drawn from where the run was before the rollback. Otherwise the progress is
+  returned as it is.
 
   Args:
     folder: Directory of the run.

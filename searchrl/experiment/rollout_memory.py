@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from searchrl.models import lora as loras
 from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.models.inference import layouts
@@ -52,8 +53,8 @@ class Engine:
 NONE = Engine(1, 0, 0, 0, 0, 0, 0, 0)
 
 
-def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
-             ) -> Engine:
+def estimated(config, shape, kind, a_process: int, processes: int, tensor: int,
+              merged: float = 0) -> Engine:
   """Returns the estimated memory and time of rollouts, per device.
 
   Weights are held during rollouts only. If rollouts run in a thread, the
@@ -68,6 +69,8 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
     a_process: Number of devices per process that sample.
     processes: Number of processes.
     tensor: Number of devices that share one copy of the weights.
+    merged: Bytes that `merged_adapters` returns, where the same devices train.
+      They are held when the model is written, in place of the rollouts' memory.
   """
   here = meshes.abstract(
       a_process, data=-1, tensor=tensor,
@@ -99,10 +102,25 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int
       tensor=tensor, cache=cache,
       frozen=weights_held * (('solver' in config) + 2 * bool(ahead)),
       slots=config.rollout.max_num_seqs,
-      besides=(weights_held * (not ahead) + working
-               + _rounded_kernels(here, shape)),
+      besides=max(weights_held * (not ahead) + working
+                  + _rounded_kernels(here, shape), merged),
       read=weights_held - looked_up + cache, weights=weights_held,
       sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))
+
+
+def merged_adapters(config, shape, mesh) -> float:
+  """Returns the bytes per device of the kernels that adapters are merged into.
+
+  They are made when the model is written. Without LoRA, there are none.
+  """
+  if 'learner' not in config or not config.model.lora.rank:
+    return 0
+  names = loras.logical_axes(
+      loras.Lora(**config.model.lora), shape)['layers'].keys()
+  kernels, axes = transformer.abstract(
+      shape, config.model.dtype), transformer.logical_axes(shape)
+  return sum(bytes_on(mesh, kernels['layers'][name]['kernel'],
+                      axes['layers'][name]['kernel']) for name in names)
 
 
 def _rounded_kernels(mesh, shape) -> float:

@@ -74,7 +74,7 @@ def of_evaluation(config: Any) -> dict[str, Any]:
   """Returns the engines of an evaluation, by their names in its tables.
 
   Each is given by a field like config.search, with the engine's name and
-  options. If evaluate.engines has several, these are returned, else that of
+  options. They are those of evaluate.engines if there are any, else that of
   evaluate.search, and else config.search itself.
   """
   search = config.evaluate.get('search')

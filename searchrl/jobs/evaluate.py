@@ -121,9 +121,9 @@ def _note(folder: pathlib.Path, facts: Any, overlap: dict[str, float]) -> None:
 def _compare(config, cases: Sequence[evaluator.EvalCase],
              sets: Sequence[datasets.Dataset], searched: Any,
              folder: pathlib.Path, judge: scoring.Scorer | None) -> None:
-  """Evaluates the methods of evaluate.order, and writes and prints the tables.
+  """Evaluates the methods of evaluate.order, and writes a table of scores.
 
-  These are the scores, and the differences from the last method.
+  The table is also printed, and the differences from the last method.
 
   Args:
     config: Config of the evaluation.

@@ -7,6 +7,7 @@ import sys
 
 from searchrl.evaluation.report import page
 from searchrl.evaluation.report import reading
+from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
@@ -26,6 +27,7 @@ def run(config, workdir: str) -> None:
   Raises:
     ValueError, FileNotFoundError: A directory holds no run.
   """
+  config_checks.check(config)
   options = config.report
   if not options.runs:
     raise ValueError(

@@ -142,8 +142,8 @@ def _evaluate(experiment: build.Experiment, params, name: str,
   If the results exist already, nothing is evaluated again.
 
   Returns:
-    The greedy main score: the mean over the sets, or the score of the only set.
-    It is None if there are no sets.
+    The greedy main score: see `evaluator.headline`. It is None if there are no
+    sets.
   """
   if not experiment.cases:
     return None

@@ -35,8 +35,9 @@ class Family:
 
   Attributes:
     model_type: Value of `model_type` in config.json.
-    fields: Names of TransformerConfig's flags, each with its key in
-      config.json. A flag that is not among them is False in this family.
+    fields: Names of TransformerConfig's flags that this family has, each with
+      its key in config.json. Other flags are False, except for those that all
+      families have (`_SAME`).
     fixed: Values of keys that all models of the family share. They are neither
       read nor written.
     defaults: Values of keys that config.json may leave out.

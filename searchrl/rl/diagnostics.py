@@ -115,8 +115,8 @@ def describe(batch: Batch, estimate: Any, trained: Bool[np.ndarray, 'B']
   """Returns statistics of a batch and of its advantages.
 
   They are the mean, largest and smallest advantage of a token in the loss, the
-  number of rows without a token of the policy, and the share of the other rows
-  that is trained on. With a critic, there are also the same statistics of
+  number of rows without such a token, and the share of the other rows that is
+  trained on. With a critic, there are also the same statistics of
   returns and values, and the share of the returns' variance that the values
   explain. With a reference policy, there is also the KL to it.
 

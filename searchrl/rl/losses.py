@@ -204,8 +204,8 @@ def value_loss(
     returns: Targets R of V, from `advantages.gae`, [B, T]; constant.
     loss_mask: True where the policy sampled the token, [B, T].
     value_clip: Distance from V_old, in the unit of the rewards. A value that is
-      farther away, and has moved towards R, has no gradient. The default is
-      Search-R1's. None gives a plain squared error.
+      farther away has no gradient if the clipped value's error is larger. The
+      default is Search-R1's. None gives a plain squared error.
 
   Source: the value function of PPO's reference implementation (Dhariwal et al.
     2017, OpenAI Baselines), as Search-R1 (arXiv:2503.09516) uses it.

@@ -63,8 +63,8 @@ def _far_below_first(now: float, before: Past, limit: float) -> bool:
 def _far_below_best(now: float, before: Past, limit: float) -> bool:
   """Returns whether a metric's mean over the last 5 steps has collapsed.
 
-  It has if it is below `limit` times the best mean of 5 steps in a row, and at
-  least 0.1 below it.
+  It has if it is below `limit` times the best mean of 5 steps in a row, and
+  more than 0.1 below it.
 
   Args:
     now: Value of the metric in this step.

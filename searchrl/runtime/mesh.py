@@ -119,7 +119,7 @@ def trains(count: int, rollout_devices: int, copy: int) -> int:
   if rollout_devices and (rest < 1 or rest % copy):
     raise ValueError(
         f"train.rollout_devices must leave for training, of a process's {count}"
-        f' devices, a multiple of rollout.tensor={copy}, but is '
+        f' devices, at least 1 and a multiple of rollout.tensor={copy}, but is '
         f'{rollout_devices}. Choose another number, or 0, so that all devices '
         'do both.')
   return rest

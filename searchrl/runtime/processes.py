@@ -420,7 +420,8 @@ def _differences(tag: str, values: Sequence[dict[str, str]]) -> list[str]:
 def by_process(texts: Sequence[str]) -> str:
   """Returns a text such as 'process 0: a; processes 1, 2: b'.
 
-  Equal texts are written once. If all begin alike, this is left out.
+  Equal texts are written once. If all begin alike, only the last 100 characters
+  of this beginning are kept.
   """
   start = max(len(os.path.commonprefix(list(texts))) - 100, 0)
   return '; '.join(

@@ -162,7 +162,7 @@ def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
   (uid, count), = collections.Counter(p.id for p in corpus).most_common(1)
   if count > 1:
     raise ValueError(f'the ids of a corpus must be unique, but {uid!r} occurs '
-                     f'{count} times in {path}. Rename all but one.')
+                     f'{count} times. Rename all but one.')
   with (gzip.open if path.suffix == '.gz' else open)(path, 'wb') as file:
     file.writelines(map(format_line, corpus))
 

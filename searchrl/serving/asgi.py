@@ -154,8 +154,8 @@ class HttpServer:
     while not self._uvicorn.started:
       if not self._thread.is_alive():
         raise RuntimeError(
-            f'the server must start at {self.url}, but ended. The log above '
-            'says why.')
+            f'the server must start at {self.url}, but its thread ended. Take '
+            'another port, and look at what was printed before.')
       time.sleep(0.001)
 
   def stop(self) -> None:

@@ -135,7 +135,7 @@ class _Server:
     return [self._result(future) for future in futures]
 
   def wait(self) -> None:
-    """Waits until the server answers, if a call has failed since it last did.
+    """Waits until the server answers, if a call has failed since the last wait.
 
     Raises:
       ConnectionError: It has not answered within `pause_secs` of waiting.

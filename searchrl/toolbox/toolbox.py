@@ -71,7 +71,7 @@ def _make(name: str, options: dict[str, Any]) -> Sequence[Tool]:
     raise ValueError(
         f"tools must each be search, {', '.join(TOOLS)}, or 'module:function' "
         f'of your own, but one is {kind!r}. If {name!r} is your own name for '
-        f'one of these, say for which with tool_options.{name}.tool.')
+        f'one of these, say which by tool_options.{name}.tool.')
   made = plugins.build(
       TOOLS.get(kind, kind), options, field=f'tool_options.{name}',
       ours=', '.join(TOOLS))

@@ -159,8 +159,8 @@ def _replayed(learner: Learner, rows: int) -> float:
   """Returns the bytes per device that name the experts of each token.
 
   An update that replays the router has them, of a mini-batch, from the rollout.
-  The result is 0 if the router chooses again. `rows` is the number of packed
-  rows of all mini-batches.
+  The result is 0 if the router chooses again. `rows` is the number of rows of a
+  batch.
   """
   step, options = learner.train_step, learner.train_step.shape.experts
   if options is None or not step.forward_options.router_replay:

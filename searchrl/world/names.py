@@ -165,8 +165,7 @@ def with_namesakes(rng: np.random.Generator, kind: str, stems: Iterator[str]
 def stem(kind: str, name: str) -> str:
   """Returns a name without the word that tells it from similar names.
 
-  A name that has no such word, one of the forms of its kind, is returned as it
-  is.
+  A name without such a word is returned as it is.
   """
   for form in _FORMS[kind]:
     before, after = form.split('{}')

@@ -187,7 +187,7 @@ def _answer(thought: str, name: str) -> Piece:
 
 def _from_memory(world: facts.World, chain: facts.Chain, rng, recite: float
                 ) -> Piece:
-  """Returns an answer from memory, or a guess if the facts are new to all.
+  """Returns an answer from memory, or a guess if nobody can know the facts.
 
   `recite` is the probability that the thought has the facts of the chain.
   """

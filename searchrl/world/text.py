@@ -185,9 +185,9 @@ def _is_of(chain: facts.Chain, split: Split) -> bool:
   """Returns whether a chain of facts belongs to a split: 'train', 'test' or ''.
 
   The split '' has all chains. Chains about facts of this world alone belong to
-  all splits. Of the chains about facts that all worlds have in common, those
-  whose last fact is held out are for tests, and those without a fact that is
-  held out are for training.
+  all splits. Of the chains about common knowledge, which may have changed in
+  this world, those whose last fact is held out are for tests, and those without
+  a fact that is held out are for training.
   """
   common = facts.common_knowledge().kind_of
   if not split or chain.start not in common:

@@ -60,9 +60,8 @@ def laptop(tokenizer) -> Dialogue:
 def in_tags(tokenizer) -> Dialogue:
   """Returns the Dialogue of a proposer, the model that writes questions.
 
-  It has no chat template.
-
-  Tags such as <search> and <question> mark the parts of a turn.
+  It uses no chat template. Tags such as <search> and <question> mark the parts
+  of a turn.
   """
   return dialogues.tags(tokenizer.leading_space + TAG_TEMPLATE)
 

@@ -66,7 +66,7 @@ def check(hops: Sequence[float]) -> None:
   if not hops or min(hops) < 0 or sum(hops) <= 0:
     raise ValueError(
         'selfplay.hops must have the shares of questions with 1, 2, ... hops, '
-        f'none below 0 and one above 0, but is {tuple(hops)}. Write for '
+        f'none below 0 and not all 0, but is {tuple(hops)}. Write for '
         'instance (1, 1).')
 
 

@@ -88,9 +88,9 @@ class Completions:
             **self._calls.pop()}
 
   def wait(self) -> None:
-    """Waits until a server answers a short call, and then a load that failed.
+    """Waits until a server answers a short call and the load that failed before.
 
-    It is the largest such load.
+    The load is the largest one that failed, as texts to complete at a time.
 
     Raises:
       ConnectionError: No server has answered within `pause_secs`, or one does

@@ -81,11 +81,11 @@ class Curriculum:
 
 
 class Simulated:
-  """A search engine that a language model simulates, as in ZeroSearch.
+  """A search engine that a writer simulates, as in ZeroSearch.
 
-  It is a SearchFn. The model, or writer, is asked for useful or for noisy
-  documents, and the id of a passage begins with this word. `pop` returns
-  metrics, and `wait` waits while the writer is out of service.
+  It is a SearchFn. The writer, a language model or an oracle, is asked for
+  useful or for noisy documents, and the id of a passage begins with this word.
+  `pop` returns metrics, and `wait` waits while the writer is out of service.
 
   Args:
     writer: Function that writes the documents of all queries of a call.

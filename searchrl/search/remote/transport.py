@@ -221,7 +221,7 @@ class Transport:
     return SearchError(failure.kind, failure.detail)
 
   def wait(self, probe: Callable[[], Any]) -> None:
-    """Waits until a server answers, if a call has failed since one last did.
+    """Waits until a server answers, if a call has failed since the last wait.
 
     Args:
       probe: Function that makes a call and returns a SearchError if it fails.

@@ -146,9 +146,9 @@ def web(
   transport.check_least(1, connections=connections)
   if mode not in MODES or (mode == 'live') != (not tape):
     raise ValueError(
-        f"search.options.mode must be one of {MODES}, and all but 'live' need "
-        'search.options.tape, the file of recorded searches, but they are '
-        f'{mode!r} and {tape!r}. Give a tape, or leave both out.')
+        f"search.options.mode must be one of {MODES}, and all but 'live' must "
+        'have search.options.tape, the file of recorded searches, but they are '
+        f'{mode!r} and {tape!r}. Correct one of them.')
   if mode == 'replay':
     return _replayed(pathlib.Path(tape), connections)
   key = wire.secret(key_env, 'search.options.key_env')
