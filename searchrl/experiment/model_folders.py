@@ -148,9 +148,10 @@ def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer,
   """Returns the name of a model's dialogue, for a config that names none.
 
   A tiny base, a model of ours for tests and laptops, and what is trained from
-  it, have the dialogue of its training. Other models have Search-R1's dialogue, in the chat template
-  if the template can write it. With further tools than the search, they have
-  their chat template's own form of tool calls, or tags if it has none.
+  it, have the dialogue of its training. Other models have Search-R1's dialogue,
+  in the chat template if the template can write it. With further tools than the
+  search, they have their chat template's own form of tool calls, or tags if it
+  has none.
 
   Args:
     path: Path of the model's directory. '': the tiny base.
