@@ -242,7 +242,7 @@ def test_an_engine_holds_the_kernels_that_it_rounds(tmp_path):
 
 
 def test_a_plan_has_room_for_the_merged_model_at_the_end(tmp_path):
-  """With float32 kernels and bfloat16 rollouts, merging needs more than these."""
+  """Float32 kernels need more than rollouts in bfloat16."""
   def besides(**lora):
     return memory_plan.make(config(
         tmp_path, QWEN_7B, plan=dict(devices='h200-8'),

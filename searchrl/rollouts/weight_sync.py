@@ -155,7 +155,7 @@ class WeightSync:
     return Synced(weights, written, time.perf_counter() - start)
 
   def _placed(self, params: Any) -> Any:
-    """Returns the params on the mesh's devices; copies only what is elsewhere."""
+    """Returns the params on the mesh's devices; copies what is elsewhere."""
     shardings = dict(jax.tree.leaves_with_path(self._shardings))
     return jax.tree.map_with_path(lambda path, leaf: _on_devices_of(
         leaf, shardings.get(path, self._replicated)), params)

@@ -270,7 +270,7 @@ class Learner:
         dataclasses.replace(batch, routing=None)))
 
   def _trained(self, batch: Batch, advantages: Any) -> np.ndarray:
-    """Returns a mask: False for filled rows that are sure to have no gradient."""
+    """Returns a mask: False for filled rows that surely have no gradient."""
     empty = ~batch.loss_mask.any(1)
     if not self.train_step.algorithm.skips_zero:
       return np.ones_like(empty)

@@ -88,7 +88,7 @@ class Completions:
             **self._calls.pop()}
 
   def wait(self) -> None:
-    """Waits until a server answers a short call and the load that failed before.
+    """Waits until a server answers a short call and a load that failed before.
 
     The load is the largest one that failed, as texts to complete at a time.
 

@@ -141,8 +141,8 @@ def _checked(rows: Float[np.ndarray, 'N D'], first: int
   """Returns the rows unchanged.
 
   Raises:
-    ValueError: A row has a value that is too large for ScaNN, or not finite. The
-      error names the first such row; `first` is the number of rows before these.
+    ValueError: A row has a value that is too large for ScaNN, or not finite.
+      The error names the first such row. `first` is the number of rows before.
   """
   rows = vector_store.checked(rows, first)
   largest = np.maximum(rows.max(1), -rows.min(1))
