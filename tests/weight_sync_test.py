@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
+from searchrl.models import experts
 from searchrl.models import lora
 from searchrl.models import transformer
 from searchrl.models.inference import engine_weights
@@ -19,6 +20,11 @@ DEVICES = 8
 
 CONFIG = dataclasses.replace(
     tiny.CONFIG, num_attention_heads=8, num_key_value_heads=4)
+EXPERTS = dataclasses.replace(
+    CONFIG, architecture='Qwen3MoeForCausalLM', attention_bias=False,
+    qk_norm=True, experts=experts.Experts(
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24,
+        norm_topk_prob=True))
 AXES = transformer.logical_axes(CONFIG)
 
 
@@ -69,16 +75,23 @@ def test_any_layout_becomes_the_engines(layout, tensor, dtype, params):
 
 @pytest.mark.parametrize('layout', [(1, 1, 1), (1, 8, 1), (2, 2, 2)])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_adapters_are_merged_into_the_copies(layout, dtype, params):
+@pytest.mark.parametrize('shape', [CONFIG, EXPERTS], ids=['dense', 'experts'])
+def test_adapters_are_merged_into_the_copies(shape, dtype, layout):
   mesh = meshes.make(**dict(zip(meshes.AXES, layout)),
                      devices=jax.devices()[:np.prod(layout)])
   settings = lora.Lora(rank=3, alpha=5.0, targets=('q', 'down'))
+  params, axes = tiny.params(shape), transformer.logical_axes(shape)
   adapters = jax.tree.map(
       lambda x: np.random.default_rng(0).normal(size=x.shape).astype('float32'),
-      lora.init(settings, CONFIG, jax.random.key(0)))
-  beside = lora.attach(on(mesh, params), jax.device_put(
-      adapters, meshes.sharding(mesh, ())), settings)
-  synced = make(mesh, tensor=int(mesh.size > 1) + 1, dtype=dtype)(beside)
+      lora.init(settings, shape, jax.random.key(0)))
+  place = lambda tree, names: jax.tree.map(
+      meshes.place, jax.device_get(tree), meshes.shardings(mesh, names))
+  beside = lora.attach(
+      place(params, axes),
+      place(adapters, lora.logical_axes(settings, shape)), settings)
+  synced = weight_sync.WeightSync(
+      mesh, axes, shape.num_hidden_layers, tensor=int(mesh.size > 1) + 1,
+      dtype=dtype)(beside)
   expected = engine_weights.unstacked(
       lora.merge(params, adapters, settings), dtype)
   assert not np.array_equal(

@@ -177,9 +177,9 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
     raise ValueError(
         "search.options.engine of 'cache' must answer by a query's text and "
         f'top_k alone, but {", ".join(readers)} in it may also use the '
-        'question and the sample that ask. Leave the cache out, or put it around the '
-        'other engines. (An engine of yours that does not use them says so by '
-        'engines.traits(reads_text_alone=True).)')
+        'question and the sample that ask. Leave the cache out, or put it '
+        'around the other engines. (An engine of yours that does not use them '
+        'says so by engines.traits(reads_text_alone=True).)')
   return spec
 
 
