@@ -148,9 +148,9 @@ def from_rows(x: np.ndarray, rows: Sequence[Sequence[int]], layout: Layout,
 
 def _documents(rows: Sequence[Sequence[int]], layout: Layout
               ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns indices of documents: one per place, [R S], one per token, [R L].
+  """Returns the index of the document of each place, [R S], and token, [R L].
 
-  Entries without a document are 0.
+  A row has S places for documents. Where there is no document, the index is 0.
   """
   documents = np.zeros(layout.starts.shape, np.int64)
   for row, indices in enumerate(rows):

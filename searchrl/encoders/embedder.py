@@ -139,7 +139,13 @@ class Embedder:
       yield batch, width, self._rows(width, len(batch), kind)
 
   def _rows(self, width: int, left: int, kind: dense.Kind) -> int:
-    """Returns the number of rows of a batch; it is smaller for few queries."""
+    """Returns the number of rows of a batch, which is smaller for few queries.
+
+    Args:
+      width: Number of tokens of a row.
+      left: Number of texts that are not encoded yet.
+      kind: Kind of the texts.
+    """
     if kind == 'query' and self._on_cpu:  # whatever `batch_tokens` is
       return _CPU_QUERY_ROWS * self._replicas
     tokens = self._settings.batch_tokens

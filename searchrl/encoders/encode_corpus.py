@@ -43,13 +43,13 @@ def encoded_rows(corpus: corpora.Corpus, encode: dense.EncodeFn) -> RowsFn:
 
 def imported_rows(path: str | pathlib.Path, corpus: corpora.Corpus,
                   encode: dense.EncodeFn, dim: int) -> RowsFn:
-  """Returns a function that reads vectors of another program.
+  """Returns a function that reads vectors which another program made.
 
   Args:
     path: File of the vectors; see `faiss_import.open_`.
-    corpus: Corpus from which the vectors were made, with the ids 0, 1, 2, ...
+    corpus: Corpus from which the vectors were made. Its ids are 0, 1, 2, ...
     encode: Encoder that made the vectors. A sample of them is checked.
-    dim: Dimension D of its vectors.
+    dim: Dimension D of the encoder's vectors.
 
   Raises:
     FileNotFoundError: There is no such file.

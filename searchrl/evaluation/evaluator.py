@@ -184,7 +184,7 @@ def _case(play: Play, case: EvalCase, size: int, samples: int, tokenizer: Any,
 
 def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
             step: int, templates: Mapping[str, str], tally: _Tally) -> Play:
-  """Returns the function from some of a case's questions to trajectories."""
+  """Returns a function that samples trajectories for questions of a case."""
   temperature = 0.0 if case.decoding == 'greedy' else 1.0
   if case.method != AGENT:
     model = baselines.PromptedModel(

@@ -185,7 +185,7 @@ def _in_time(config, each: int, copies: int) -> int:
 
 
 def _take_least(trial, ways: int) -> None:
-  """Sets an update with the least memory, if the memory chooses its remat."""
+  """Sets the options of an update to the least memory if remat is 'auto'."""
   if 'learner' in trial and trial.learner.remat == 'auto':
     trial.learner.update(remat=_REMATS[-1],
                          microbatch_rows=trial.learner.microbatch_rows or ways)

@@ -49,7 +49,10 @@ def describe(plan: plan_totals.Plan) -> str:
 
 
 def _describe_devices(plan: plan_totals.Plan) -> str:
-  """Returns a table with a verdict, or two if some devices only sample."""
+  """Returns a table of a device's memory, and whether it fits.
+
+  If some devices only sample, there are two tables.
+  """
   update, sampling = plan.update, plan.sampling
   how = 'compiled' if update.compiled else 'estimated, not compiled'
   rollouts = {

@@ -212,7 +212,10 @@ def run(config, workdir: str) -> None:
 
 
 def _described(notes: Mapping[tuple[str, ...], Sequence[str]]) -> str:
-  """Returns a line for each group of rows whose runs have another config."""
+  """Returns a line for each group of rows whose runs differ from the command.
+
+  `notes` has the names of the rows by the fields in which the config differs.
+  """
   return '\n'.join(
       f'{", ".join(rows)}: other config than in the command: '
       + '; '.join(fields[:_SHOWN])

@@ -81,7 +81,7 @@ class Regularizer:
 
   @property
   def is_empty(self) -> bool:
-    """True if the loss consists of the policy's term only.
+    """True if it adds no term to the loss, which is then the policy's alone.
 
     A row then has no gradient if its advantages are 0.
     """

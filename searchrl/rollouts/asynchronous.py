@@ -91,7 +91,7 @@ class AsyncRollouts:
         sampling.result() for sampling in self._in_flight))
 
   def restart(self) -> None:
-    """Drops all steps that are sampled ahead, after they are finished.
+    """Waits for all steps that are being sampled ahead, and drops them.
 
     No step is cancelled, because another process may have begun to sample it.
     """

@@ -136,15 +136,15 @@ def rollout(write: Write, requests: Sequence[Request], *, tokenizer: Any,
   Args:
     write: Function that returns the text of the next turn, given the request
       and the turns so far. It is called in threads.
-    requests: The samples to write, each of another question or sample.
+    requests: The samples to write, all different.
     tokenizer: Tokenizer of the policy; see `agent.tokenizer`.
     dialogue: The protocol, in the tokenizer's tokens.
     budgets: Limits of a trajectory.
     length: Largest number of tokens of a trajectory.
     search: The search engine.
     slots: Number of trajectories at the same time.
-    threads: Number of simultaneous calls of `write`. With one thread, a
-      repeated call searches in the same order.
+    threads: Number of simultaneous calls of `write`. With one thread, the
+      searches are always made in the same order.
     search_timeout_secs: Seconds after which a search has failed.
 
   Raises:

@@ -199,7 +199,7 @@ def _alert(name: str, limit: float) -> Alert:
 def _not_finite(lines: Sequence[Line]) -> dict[str, list[int]]:
   """Returns {metric: steps at which it was not finite}.
 
-  A metric that is finite in no step is left out, since that is by design.
+  A metric that is not finite in any step is so by design, and is left out.
   """
   by_name = collections.defaultdict(list)
   for line in lines:

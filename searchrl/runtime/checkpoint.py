@@ -340,7 +340,7 @@ def _check_room(directory: pathlib.Path, leaves: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _as_os_error(path: pathlib.Path) -> Iterator[None]:
-  """Raises a failed write as an OSError that names the checkpoint.
+  """Turns an error of a write in its body into one that names the checkpoint.
 
   tensorstore raises a ValueError with the error number in its text. For files
   that Orbax writes itself, the error has no file name.

@@ -60,7 +60,7 @@ def load(name: str) -> Any:
 
 
 def _broken(file: pathlib.Path, error: Exception) -> ValueError:
-  """Returns an error that names the line of the file that raised."""
+  """Returns an error that names the line of `file` at which `error` arose."""
   lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
            if frame.filename == str(file)]
   where = f'{file}, line {lines[-1]},' if lines else str(file)

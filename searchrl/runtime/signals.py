@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-  """Exception at SIGTERM without another handler, as in an evaluation."""
+  """Exception at SIGTERM where nothing else handles it, as in an evaluation."""
 
 
 def exit_at_sigterm() -> None:

@@ -301,7 +301,7 @@ class TrainStep:
 
   @property
   def _mixed(self) -> Callable[..., Array]:
-    """Function that computes the experts of each token; see `experts.mixed`."""
+    """Function from tokens to their experts' outputs; see `experts.mixed`."""
     if self.mesh.size == 1 or self._sums_need_order:
       return experts.mixed
     return experts.sharded(functools.partial(meshes.sharding, self.mesh))

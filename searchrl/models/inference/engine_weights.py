@@ -59,7 +59,7 @@ def unstacked_axes(axes: dict[str, Any], layers: int) -> dict[str, Any]:
 def rounded(params: Params, dtype: Any) -> Params:
   """Returns params whose projection matrices and head are cast to `dtype`.
 
-  It is the dtype in which they are multiplied. Otherwise each call of a program
+  They are multiplied in this dtype; if they had another, each call of a program
   would convert them. `params` is a result of `unstacked`. The embedding is not
   cast; a head that is tied to it becomes a matrix of its own.
   """

@@ -218,7 +218,7 @@ def script_tiles(slot, start, length) -> Tiles:
 
 
 def _with_copy(layout: Layout, layer: Any) -> Any:
-  """Returns the cache after two blocks of slot 0 were copied into slot 2."""
+  """Returns a test's cache, with two blocks of slot 0 copied into slot 2."""
   source, target, blocks = np.array([0]), np.array([2]), 2
   if layout.has_pages:
     pages = script_tiles([0, 2], [0, 0], [0, 0]).pages

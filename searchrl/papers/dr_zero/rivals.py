@@ -57,8 +57,8 @@ def agreement(trajectories: Sequence[Trajectory]) -> list[Scores]:
 def repetition(questions: Sequence[str]) -> list[float]:
   """Returns for each question the size of its cluster, as a share of all.
 
-  Similar questions are in one cluster. A question is always in its own. The
-  distance is 1 - BLEU, with average linkage.
+  Similar questions are in one cluster. A question that is like no other has a
+  cluster of its own. The distance is 1 - BLEU, with average linkage.
 
   Source: R-Zero, eq. 5.
   """

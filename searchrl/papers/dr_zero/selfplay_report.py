@@ -112,7 +112,10 @@ def _examined(folder: pathlib.Path, iterations: int) -> str:
 
 
 def _proposals(folder: pathlib.Path, iterations: int) -> str:
-  """Returns the table of seeds: how many became questions or were dropped."""
+  """Returns a table of what became of each iteration's seeds.
+
+  They were kept as questions for the solver, or dropped for some reason.
+  """
   rows = []
   for number in range(1, iterations + 1):
     report = _read(folder / f'iteration_{number}' / 'proposals' / 'report.json')

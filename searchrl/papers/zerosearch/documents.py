@@ -65,8 +65,8 @@ def read(text: str, top_k: int) -> tuple[str, ...]:
   """Returns the documents of a writer's text, at most top_k, each on one line.
 
   The check is strict: the text begins with document 1, the numbers are
-  consecutive, and no document is empty. If there are several, the last may be
-  empty, because a token limit may have cut it, and is then dropped. Text after
+  consecutive, and no document is empty. Only the last of several documents may
+  be empty, because a token limit may have cut it; it is then dropped. Text after
   the first top_k documents is dropped; only the number of the next heading is
   checked.
 

@@ -116,7 +116,11 @@ def _encoded(corpus: Corpus, encoder: str,
 
 
 def _available(backend: str) -> str:
-  """Returns the backend to use: 'exact' if ScaNN is not installed."""
+  """Returns the backend to use.
+
+  It is `backend`, but 'exact' in place of 'auto', and of 'scann' if ScaNN is
+  not installed.
+  """
   if backend not in BACKENDS:
     raise ValueError('search.options.backend must be one of '
                      f'{", ".join(BACKENDS)} without an index, but is '

@@ -128,7 +128,7 @@ class Postings:
 
 
 def _bound(spans: Sequence[Span]) -> float:
-  """Returns the largest score that these terms can add to a passage."""
+  """Returns the most that the terms of some spans can add to a score."""
   return sum(bound for bound, _, _, _ in spans)
 
 

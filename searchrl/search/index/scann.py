@@ -158,7 +158,11 @@ def _checked(rows: Float[np.ndarray, 'N D'], first: int
 
 def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
                 leaves: int, soar: float) -> int:
-  """Builds and writes a part, and returns its number of leaves; 0: no tree."""
+  """Builds and writes a part of the index.
+
+  Returns:
+    The number of leaves of its tree. It is 0 for few rows, which have no tree.
+  """
   scann = _library()
   builder = scann.scann_ops_pybind.builder(
       rows, min(_RERANKED, len(rows)), 'dot_product').set_n_training_threads(
