@@ -66,9 +66,9 @@ def read(text: str, top_k: int) -> tuple[str, ...]:
 
   The check is strict: the text begins with document 1, the numbers are
   consecutive, and no document is empty. Only the last of several documents may
-  be empty, because a token limit may have cut it; it is then dropped. Text after
-  the first top_k documents is dropped; only the number of the next heading is
-  checked.
+  be empty, because a token limit may have cut it; it is then dropped. Text
+  after the first top_k documents is dropped; only the number of the next
+  heading is checked.
 
   Raises:
     Malformed: The text is not such a list.
