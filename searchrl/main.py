@@ -246,8 +246,8 @@ def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
       continue
     if name not in config.get(group, {}):
       raise ValueError(
-          f'--{name} is a flag of --config=configs/{group}.py alone, but the '
-          f'config is {options.config}. Leave it out, or name that config.')
+          f'--{name} is a flag of --config=configs/{group}.py alone, but is '
+          f'{value!r} with {options.config}. Leave it out, or name that config.')
     if not value.strip():
       raise ValueError(f'--{name} must hold a {name}, but is empty. Give one.')
     config[group][name] = value.strip()

@@ -79,7 +79,7 @@ def test_an_engine_of_it_by_name():
   metrics = search.pop()
   assert metrics['simulated/malformed_rate'] == 1
   assert metrics['simulated/tokens'] > 0
-  with pytest.raises(ValueError, match="'model' where a policy is trained"):
+  with pytest.raises(ValueError, match="outside of a training, but is 'model'"):
     engines.make(SIMULATED, corpus, writer='model')
 
 

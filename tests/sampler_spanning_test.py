@@ -93,6 +93,6 @@ def test_lockstep_admits_in_a_fixed_order():
   schedule = policies.schedule(two_hosts, options, is_remote=True)
   assert schedule.search_order == 'deterministic'
   options.search_order = 'arrival'
-  with pytest.raises(ValueError, match="must be 'deterministic' where "
+  with pytest.raises(ValueError, match="or 'deterministic' where "
                                        'rollout.tensor=2 devices of several'):
     policies.schedule(two_hosts, options)
