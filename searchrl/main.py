@@ -249,7 +249,8 @@ def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:
           f'--{name} is a flag of --config=configs/{group}.py alone, but is '
           f'{value!r} with {options.config}. Leave it out, or name that config.')
     if not value.strip():
-      raise ValueError(f'--{name} must hold a {name}, but is empty. Give one.')
+      raise ValueError(
+          f'--{name} must hold a {name}, but is {value!r}. Give one.')
     config[group][name] = value.strip()
   if 'allow_changes' in config:
     config.allow_changes = options.allow_changes

@@ -280,7 +280,7 @@ def test_question_is_a_flag_that_belongs_to_ask(tmp_path):
         cwd=pathlib.Path(__file__).parents[1], check=False)
   other = main('--config=configs/dspo.py', '--question=where?')
   assert other.returncode == 1 and not other.stdout
-  assert "--question must hold a question, and belongs to" in other.stderr
+  assert "--question is a flag of --config=configs/ask.py" in other.stderr
   blank = main('--config=configs/ask.py', '--question= ')
   assert blank.returncode == 1 and "but is ' '" in blank.stderr
   proposed = main('--config=configs/ask.py').stdout

@@ -166,7 +166,7 @@ def test_the_encoder_of_an_index_is_found_again_and_another_refused(tmp_path):
   (moved / 'model.safetensors').write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
   with pytest.raises(ValueError, match='must be the one that made the index'):
     load_encoder(about, path=str(moved))
-  with pytest.raises(ValueError, match="but this index has 'ngrams'"):
+  with pytest.raises(ValueError, match="but is of kind 'ngrams'"):
     load_encoder({'kind': 'ngrams'})
 
 

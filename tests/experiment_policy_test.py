@@ -144,7 +144,7 @@ def test_a_second_model_is_for_one_process(monkeypatch):
   monkeypatch.setattr(policy.processes, 'count', lambda: 2)
   with pytest.raises(ValueError, match='judge.model can .* a run of one '
                      'process, but this run has 2. Serve .m. with configs/s'
-                     'el.py on other machines, and give its URL'):
+                     'erve_model.py on other machines, and give its URL'):
     policy.second('m', field='judge.model', mesh=meshes.make(), **OPTIONS)
 
 

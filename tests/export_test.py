@@ -45,7 +45,7 @@ def test_a_step_is_a_model_folder(run, tmp_path, capsys, step, dtype, atol):
 
 
 def test_a_step_that_is_not_kept_names_those_that_are(run, tmp_path):
-  with pytest.raises(ValueError, match='keeps, which are 3, but is at 20'):
+  with pytest.raises(ValueError, match='has kept, one of 3, but is at 20'):
     export.run(configured(run[0], step=20), str(tmp_path))
   with pytest.raises(FileNotFoundError, match='export.run must be the folder'):
     export.run(configured(''), str(tmp_path))

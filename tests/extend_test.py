@@ -133,7 +133,7 @@ def test_mistakes_are_named(name, options, message):
 
 
 def test_no_cache_stands_around_an_engine_that_may_read_more():
-  with pytest.raises(ValueError, match='but my_engine:make in it also reads'):
+  with pytest.raises(ValueError, match='but my_engine:make in it may also'):
     engines.make('cache', CORPUS, engine=OWN, index='i')
 
 

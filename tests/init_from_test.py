@@ -117,7 +117,7 @@ def test_a_trained_policy_keeps_its_bits_and_the_critic_comes_along(tmp_path):
 
 @pytest.mark.parametrize('run, message', [
     ('gone', 'train.init_from must be the folder of a run with checkpoints'),
-    ('first@4', 'keeps, which are 3, but is at 4'),
+    ('first@4', 'has kept, one of 3, but is at 4'),
     ('new', 'train.init_from must be another run'),
 ])
 def test_what_is_no_other_run_is_refused(adapters, tmp_path, run, message):

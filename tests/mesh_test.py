@@ -247,7 +247,7 @@ def test_the_last_devices_of_each_process_sample(monkeypatch):
   trains, samples = mesh_lib.divided(2, 2, fsdp=2)
   assert ids(trains) == [[[0], [1]], [[4], [5]], [[8], [9]]]
   assert ids(samples) == [[[6, 7]]]
-  with pytest.raises(ValueError, match="of a process's 4 devices .* but is 3"):
+  with pytest.raises(ValueError, match="of a process's 4 devices, .* but is 3"):
     mesh_lib.divided(3, 2)
 
 

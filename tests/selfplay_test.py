@@ -124,7 +124,7 @@ def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
   untaught = config(proposer__model__path='tiny_base',
                     proposer__train__stop_after=2)
   with pytest.raises(ValueError, match='last 2 steps, up to step 2, must not '
-                     'all have outcomes that are alike'):
+                     'all have alike outcomes'):
     selfplay.run(untaught, str(tmp_path))
   report = json.loads((tmp_path / 'examined/before/report.json').read_text())
   assert any('pass the gate' in alarm for alarm in report['alarms'])

@@ -198,7 +198,7 @@ def test_what_is_known_of_it_by_its_options():
   assert not engines.parse(*simulated_by('oracle')).is_remote
   for writer in ('oracle', 'served'):
     assert not engines.parse(*simulated_by(writer)).reads_text_alone
-    with pytest.raises(ValueError, match='cache.*uses'):
+    with pytest.raises(ValueError, match='cache.*may also use'):
       engines.make('cache', CORPUS, engine=dict(
           name=SIMULATED, writer=writer))
 
