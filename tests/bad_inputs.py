@@ -492,7 +492,8 @@ JOBS = (
          'line 2 is asked for'),
     _row('show --trajectory={d}/good.jsonl:1', 'good.jsonl must be a file of '
          'trajectories'),
-    _row('report "--config.report.runs=()"', 'report.runs must name the '),
+    _row('report "--config.report.runs=()"',
+         'report.runs must name the folders'),
     _row("report \"--config.report.runs=('{d}/empty',)\"", 'report.runs must'),
     _row('serve_search --config.serve.port=99999999', 'at most 65535'),
     _row('serve_search --config.serve.port=-1', 'serve.port must be'),

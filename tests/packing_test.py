@@ -46,7 +46,8 @@ def test_every_document_lies_in_one_place_that_holds_it(seed):
 
 
 def test_a_document_longer_than_a_row_is_refused():
-  with pytest.raises(ValueError, match='pack_length .* 11 tokens, but is 10'):
+  with pytest.raises(ValueError, match='pack_length must be .* longest '
+                     'document, 11 tokens, but is 10. Raise it'):
     packing.first_fit([3, 11], LENGTH, PLACES)
 
 

@@ -28,10 +28,9 @@ Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
 @dataclasses.dataclass(frozen=True)
 class JudgeError:
-  """What a reward function returns for a trajectory if its judge failed.
+  """Result of a reward function whose judge could not score a trajectory.
 
-  It is returned in place of the trajectory's reward. The trajectory is then not
-  trained on.
+  It takes the place of the reward. The trajectory is not trained on.
   """
 
   kind: str  # 'timeout', 'unavailable', 'no_verdict', ...

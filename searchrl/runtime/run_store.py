@@ -141,6 +141,10 @@ def _check_shared(folder: pathlib.Path, owner: str) -> None:
         'to one on a shared file system.')
 
 
+class _Altered(OSError):
+  """Error for a file in the store that is not the one that a run stored."""
+
+
 class _Mirror:
   """A local folder and the store that has a copy of it.
 
@@ -268,7 +272,7 @@ class _Mirror:
             temporary.open('wb') as target):
         shutil.copyfileobj(source, target, _CHUNK)
       if _digest(temporary) != digest:
-        raise ValueError(
+        raise _Altered(
             f'{self._address}/{key} must have the SHA-256 {digest}, as when '
             'the run stored it, but has another. Restore that file, or use '
             'another --workdir.')
@@ -311,7 +315,7 @@ def _plain_errors(address: str) -> Iterator[None]:
     raise ValueError(
         f'{address} needs a package that is not installed: {error}. Install '
         "'searchrl[s3]' or 'searchrl[gcs]'.") from error
-  except (ValueError, FileNotFoundError, NotADirectoryError) as error:
+  except (ValueError, FileNotFoundError, NotADirectoryError, _Altered) as error:
     raise error
   except Exception as error:  # each store's library has its own types
     raise OSError(

@@ -61,7 +61,7 @@ class Stopped:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What the devices must do to add tokens to slots and to start their turns.
+  """Work for the devices, which adds tokens to slots and starts their turns.
 
   First, tiles are prefilled: parts of new texts, each computed as one row.
   Second, prompts are copied from slots that have them to others with the same
