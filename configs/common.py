@@ -54,7 +54,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       attention_block=field(0, zero='the default'),
       dtype=field('float32', one_of=DTYPES),  # dtype of stored parameters
       # Dtype to which operands of float32 products are rounded; '': none, auto:
-      # bfloat16 on CPUs with AMX or AVX512_BF16, which multiply it much faster.
+      # bfloat16 on CPUs with AMX, and AMD's with AVX512_BF16 (much faster).
       matmul_dtype=field('', one_of=('', 'auto', 'bfloat16')),
       lora=dict(
           # Rank of the adapters.

@@ -58,7 +58,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Dtype of a frozen policy with adapters.
       dtype=field('float32', one_of=DTYPES),
       # Dtype to which operands of float32 products are rounded; '': none, auto:
-      # bfloat16 on CPUs with AMX or AVX512_BF16, which multiply it much faster.
+      # bfloat16 on CPUs with AMX, and AMD's with AVX512_BF16 (much faster).
       matmul_dtype=field('', one_of=('', 'auto', 'bfloat16')),
       save_dtype=field('float32', one_of=DTYPES),  # dtype of the written model
       lora=dict(

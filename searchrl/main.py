@@ -37,6 +37,7 @@ from searchrl.runtime import devices
 from searchrl.runtime import error_logging
 from searchrl.runtime import folder_lock
 from searchrl.runtime import foreign_names
+from searchrl.runtime import host_memory
 from searchrl.runtime import log
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
@@ -206,7 +207,7 @@ def _workdir(options: argparse.Namespace) -> str:
 
 
 def _start(verbosity: str) -> None:
-  """Prepares the process: signals, logs, threads and the compilation cache."""
+  """Prepares the process: signals, logs, threads, memory, compilation cache."""
   signals.raise_at_sigterm()
   logging.use_absl_handler()
   log.set_level(verbosity)
@@ -227,6 +228,7 @@ def _start(verbosity: str) -> None:
   jax.config.update('jax_compilation_cache_dir', str(cache))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
   devices.make_threads()
+  host_memory.keep()
   with progress.phase('Waiting for the other processes'):
     processes.initialize()
   progress.DISPLAY.speaks = lambda: processes.is_first() and log.informs()

@@ -88,8 +88,9 @@ def test_dtypes_of_activations_and_parameters_are_kept():
 
 @pytest.mark.parametrize(('flags', 'dtype'), [
     ('flags : fpu amx_bf16 amx_tile', 'bfloat16'),
-    ('flags : fpu avx512_bf16', 'bfloat16'), ('flags : fpu avx512f', ''),
-    (None, '')])
+    ('vendor_id : AuthenticAMD flags : fpu avx512_bf16', 'bfloat16'),
+    ('vendor_id : GenuineIntel flags : fpu avx512_bf16', ''),
+    ('vendor_id : AuthenticAMD flags : fpu avx512f', ''), (None, '')])
 def test_the_fastest_dtype_follows_the_cpu(tmp_path, monkeypatch, flags, dtype):
   file = tmp_path / 'cpuinfo'
   if flags is not None:
