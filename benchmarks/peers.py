@@ -163,6 +163,8 @@ def random_model(sizes: dict[str, int], matmul_dtype: str):
   """The shape and the params of ours."""
   import jax
   from searchrl.models import transformer
+  from searchrl.runtime import host_memory
+  host_memory.keep()  # as main does
   shape = transformer.TransformerConfig(
       head_dim=sizes['hidden_size'] // sizes['num_attention_heads'],
       matmul_dtype=matmul_dtype, **sizes)
