@@ -131,7 +131,7 @@ class Tool:
 
   @property
   def first_parameter(self) -> str:
-    """Name of the first argument, which a plain text gives; '' if none."""
+    """Name of the first argument, which a call in plain text sets, or ''."""
     return next(iter(self.parameters.get('properties', ())), '')
 
 

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns of a scripted agent that follows a chain of queries to the answer.
 
-A chain has one query per hop of the question, each with its answer. The agent
-says what it looks for, searches for it, reads the answer of the hop, and
-continues. Its first query may be poor: it does not find the answer, and the
-agent searches again. A script is a chain with the choice of such a query.
+A chain has one query for each hop of the question, and the answer to each
+query. For each hop, the agent says what it looks for, searches for it, and
+reads the answer of the hop. The agent may begin with a poor query, which does
+not find the answer of the first hop, and then search again. A script is a chain
+together with the poor first query, if there is one.
 """
 
 from collections.abc import Mapping, Sequence

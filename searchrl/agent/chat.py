@@ -214,19 +214,19 @@ class Exchange(NamedTuple):
 def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
                    system: str | None = None, tool: str = 'search'
                   ) -> Exchange:
-  """Returns the template's text between two turns of the assistant.
+  """Returns the text that the template writes around the answer of a tool.
 
   Args:
-    dialogue: The dialogue, whose first message comes before the assistant's
-      first turn.
-    tokenizer: The tokenizer, whose special tokens end a turn.
+    dialogue: Dialogue whose first messages precede the assistant's first turn.
+    tokenizer: Tokenizer that has the special token at the end of a turn.
     render: Function from messages to text.
-    system: The system message; None uses the template's default.
+    system: System message. None: the template's default.
     tool: Name of the tool that answers.
 
   Raises:
-    ValueError: The template changes a message, or changes earlier text when a
-      message is added.
+    ValueError: The template changes a message, changes earlier text when a
+      message is added, frames two answers differently, or does not end a turn
+      with a special token.
   """
   opening = first_messages(dialogue, _QUESTION, system)
   forms = [_THINKING, _QUIET]
@@ -347,7 +347,7 @@ def difference(text: str, other: str) -> tuple[str, str]:
 
 
 def _turn(form: str, number: int) -> Message:
-  """Returns an assistant's message, whose # are replaced by its number."""
+  """Returns an assistant's message: `form` with `number` in place of each #."""
   return {'role': 'assistant', 'content': form.replace('#', str(number))}
 
 
@@ -360,8 +360,9 @@ def _exchanges(form: str, count: int, tool: str) -> list[Message]:
 def _around(text: str, last: Sequence[Message]) -> tuple[str, str]:
   """Returns the template's text before and after a tool's answer.
 
-  `last` has the last two messages: the assistant's, after which the text before
-  the answer begins, and the tool's answer.
+  `last` has the last two messages of the conversation `text`: an assistant's
+  turn and the tool's answer. The text before the answer begins where the turn's
+  content ends.
   """
   turn, answer = (message['content'] for message in last)
   rest = text.rpartition(turn)[2]

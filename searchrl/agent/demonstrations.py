@@ -93,18 +93,18 @@ def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
 
 def exact(ids: Sequence[int], tokenizer, *, trained: bool = False,
           first: bool = False) -> list[Segment]:
-  """Returns segments whose tokenization has exactly the given ids.
+  """Returns segments whose texts are tokenized into exactly the given ids.
 
-  Usually one segment of text has them all. A new segment begins where the text
-  as a whole would be tokenized into other ids, and where the name of a special
-  token was written as ordinary text. Ids that no text has, as those of half a
-  character, are kept as a segment of ids.
+  Usually, one segment of text is enough. A new segment begins where the text as
+  a whole would be tokenized into other ids, and where the name of a special
+  token was written as ordinary text. Some ids do not result from any text, such
+  as the id of half a character. They are kept as a segment of ids.
 
   Args:
     ids: Ids of a part of a conversation.
     tokenizer: Tokenizer that encodes the segments.
-    trained: True if they are trained on.
-    first: True if they begin the conversation.
+    trained: Whether the segments are trained on.
+    first: Whether the segments begin the conversation.
   """
   pieces: list[Segment] = []
   ids = tuple(ids)

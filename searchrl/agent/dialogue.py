@@ -68,10 +68,10 @@ def tag_turn(thought: str, action: Action) -> str:
 
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
-  """Returns the texts of the passages of all queries, one line for each.
+  """Returns the passages of all queries as texts, one line per passage.
 
-  They are numbered from 1 over all queries. `write` makes a text of a number
-  and a passage.
+  The passages are numbered from 1 over all queries. `write` makes a text from a
+  number and a passage.
   """
   passages = itertools.chain.from_iterable(results)
   lines = [write(n, p) for n, p in enumerate(passages, start=1)]
@@ -80,10 +80,11 @@ def in_a_row(write: Callable[[int, Passage], str],
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-  """A protocol: the environment's text around the turns of the policy.
+  """A protocol: the environment's texts around the turns of the policy.
 
-  The texts around a message may include special tokens, which become their ids.
-  The message itself, including the question, is data, and so are passages.
+  Special tokens in the texts around a message become their ids. The message
+  itself, with the question, is data, and so are passages: special tokens in
+  data are encoded as plain text.
   """
 
   template: str  # the first message; '{question}' is replaced
@@ -148,10 +149,10 @@ def tags(template: str = LAPTOP_TEMPLATE,
 
 
 def passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
-  """Returns the function that makes a text of a passage's number and a passage.
+  """Returns the function that writes a passage as text, given its number.
 
-  It is `tag_passage`. If one of the tools is 'open', which needs the id of a
-  passage, the id in brackets comes first.
+  This is `tag_passage`. If one of the tools is 'open', which needs the id of a
+  passage, the text begins with the passage's id in brackets.
   """
   if not any(tool.name == 'open' for tool in tools):
     return tag_passage
@@ -211,9 +212,10 @@ def from_memory(tokenizer) -> Dialogue:
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """Returns a dialogue, in our own words, for an answer from given documents.
+  """Returns a dialogue in which the model answers from given documents.
 
-  The text of the question has the documents above it.
+  The wording of its prompt is our own. A question's text must have the
+  documents above the question.
   """
   return tags(tokenizer.leading_space + FROM_DOCUMENTS)
 
@@ -378,9 +380,10 @@ def _ending(dialogue: Dialogue, tokenizer,
 
 
 def in_json(text: str, levels: int) -> str:
-  """Returns a text escaped for JSON, as often as strings are nested.
+  """Returns a text escaped for a place within nested JSON strings.
 
-  `levels` is the number of nested strings; 0 leaves the text unchanged.
+  `levels` is the depth: 1 for a JSON string, and 2 for a JSON string that is
+  within another. 0 leaves the text unchanged.
   """
   for _ in range(levels):
     text = json.dumps(text, ensure_ascii=False)[1:-1]
@@ -389,10 +392,10 @@ def in_json(text: str, levels: int) -> str:
 
 def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
          limit: int) -> Sequence[int]:
-  """Returns the first ids of a text, at most `limit`, with a clean end.
+  """Returns the first ids of a text: at most `limit`, and with a clean end.
 
-  If the cut makes a tag, as '<search' of '<searching', or is in the middle of a
-  JSON escape, further ids are dropped.
+  Further ids are dropped if the cut text would have a new tag at its end, as
+  '<search' from '<searching', or would end in the middle of a JSON escape.
   """
   ids = ids[:limit]
   while shows_tag(tokenizer.decode(ids[-_TAIL:]), dialogue.tag_names):
@@ -404,9 +407,9 @@ def _cut(dialogue: Dialogue, ids: Sequence[int], tokenizer,
 
 
 def _is_whole(text: str, levels: int) -> bool:
-  """Returns whether a text is the whole content of a JSON string.
+  """Returns whether a text is valid as the whole content of a JSON string.
 
-  This content may be a JSON string's content again, `levels` times in all.
+  It is decoded `levels` times, and must be valid each time.
   """
   try:
     for _ in range(levels):

@@ -1,18 +1,21 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Formats: checks that a response is thoughts, searches, an answer, in order.
+"""Format checks: a response must have its blocks in the right order.
 
     think -> (search -> information -> think)* -> answer
 
-Any other tool that is called has a block like the search's.
+The block of any other tool that is called takes the place of the search block.
+In the tool protocol, <tool_call> takes the place of <search>. Only white space
+may be between blocks and after the last block. The format is from
+arXiv:2505.15117 (the Study), Appendix C. Four rules are ours:
 
-Only white space may be between blocks and after the last. Source:
-arXiv:2505.15117 (the Study), Appendix C. Four rules are ours: No markers of a
-chat template are required, because only the response is judged. A <think> that
-the prompt leaves open counts (R1-Distill). Tokens that end a turn are removed
-first. The token that closes a search or an answer may have further characters,
-such as the full stop of `>.`; they are not read (`tag_parser.until_stop`). In
-the tool protocol, <tool_call> counts as the search.
+- No markers of a chat template are required, because only the response is
+  judged.
+- A <think> that the prompt leaves open counts as part of the response
+  (R1-Distill).
+- Tokens that end a turn are removed before the check.
+- The token that closes a search or an answer may contain further characters,
+  such as the full stop of `>.`. They are not read (`tag_parser.until_stop`).
 """
 
 from collections.abc import Sequence

@@ -105,7 +105,7 @@ def _few_marks(text: str) -> str:
 def _thinned(marks: re.Match) -> str:
   """Returns the matched text with at most 30 combining marks in a row.
 
-  After a line break or a tab it has none.
+  All marks directly after a line break or a tab are removed.
   """
   characters, row = [], 0
   for c in marks[0]:

@@ -1,18 +1,19 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of the methods that agents are compared with, in our own words.
+"""Prompts of the methods with which agents are compared, in our own words.
 
-A prompt is a template with one {question}. Passages may be above the question,
-and the text written so far below it. The tiny base models have prompts of their
-own for those tasks that their training data includes. The sources' prompts are
-not copied. PLAIN differs from them as follows:
+A prompt is a template with one {question}. Passages may come before the
+question, and the text written so far may come after it. The tiny base models
+have shorter prompts of their own, LAPTOP. For a task in their training data,
+this is the prompt of that data. No prompt is copied from its source. PLAIN
+differs from the sources (arXiv numbers in brackets) as follows:
 
-  direct, rag  none is fixed by a source: no demonstrations, as in FlashRAG
+  direct, rag  no source fixes a prompt; no demonstrations, as in FlashRAG
   cot          3 demonstrations of facts, not 8 of arithmetic (2201.11903)
   ircot        2 demonstrations, not about 15 of one data set (2212.10509)
-  agent        Search-o1's instruction and its worked example, with Search-R1's
-               tags for its special tokens and boxed answer (2501.05366)
-  note         Search-o1's Reason-in-Documents, whose answer is tagged
+  agent        Search-o1's instruction and its worked example (2501.05366), with
+               Search-R1's tags in place of special tokens and a boxed answer
+  note         Search-o1's Reason-in-Documents, with its answer between tags
 """
 
 from collections.abc import Mapping

@@ -1,15 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards: exact match (EM), subEM, F1, and the Study's rewards of the format.
+"""Rewards: exact match (EM), subEM, F1, and rewards that include the format.
 
-A reward is a function (trajectory) -> float, named `module:function` in a
-config, so that users can write their own. A function (trajectories) -> Scores
-scores a whole round. A function of options alone returns a `Judge`, which can
-be either. A trajectory without an answer gets 0.
+A config names a reward as `module:function`, so that users can write their own.
+A function (trajectory) -> float or Scores scores one trajectory. A function
+(trajectories) -> list of Scores scores a whole round. A function of options
+alone returns a `Judge`, which can do either. A trajectory without an answer
+gets 0. The rewards for the format are those of arXiv:2505.15117 (the Study).
 
 The answer is the first block that the policy closes with </answer>, even inside
-a thought. The tag ends the turn and, unless the block is empty, the trajectory,
-so a response has no second answer. Text after the tag is not read.
+a thought. The tag ends the turn. It also ends the trajectory, unless the block
+is empty, so a response has no second answer. Text after the tag is not read.
 """
 
 from collections import Counter, defaultdict
@@ -92,10 +93,10 @@ def cover_match(answer: str, gold_answers: Sequence[str]) -> float:
 
 
 def token_f1(answer: str, gold_answers: Sequence[str]) -> float:
-  """Returns the F1 of the answer's words, for the gold answer where it is best.
+  """Returns the highest F1 of the answer's words over all gold answers.
 
-  F1 is the harmonic mean of precision and recall. Both texts are normalised
-  and split into words. The result is in [0, 1].
+  F1 is the harmonic mean of precision and recall. The answer and the gold
+  answers are normalised and split into words. The result is in [0, 1].
   """
   words = normalise(answer).split()
   best = 0.0

@@ -59,10 +59,11 @@ def without_turn_end(text: str) -> str:
 def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
   """Returns the action in a turn's text: a tool's call, an answer or 'invalid'.
 
-  The turn is read up to the first closing tag of a tool or of an answer. An
-  action is the block that this tag closes, if no other tag is inside and it is
-  not empty. Everything else is invalid. A block inside <think> counts, as the
-  first match does in Search-R1, because the engine stops there.
+  The turn is read up to the first closing tag of a tool or of an answer. The
+  action is the block that this tag closes, if the block is not empty and has no
+  other tag inside. Everything else is invalid. A block inside <think> also
+  counts, because the engine stops at its closing tag. In Search-R1 it counts as
+  well, as the first match.
 
   Args:
     text: Text of the turn.

@@ -182,10 +182,10 @@ class Tokenizer:
 
   def render(self, messages: Sequence[Mapping[str, Any]], *,
              tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """Writes a conversation by the tokenizer's chat template.
+    """Writes a conversation as text, in the form of the chat template.
 
     The generation prompt is at the end, unless the last message is the
-    assistant's. If the template writes today's date, it is a fixed day.
+    assistant's. A template that asks for today's date gets a fixed day instead.
 
     Raises:
       ValueError: There is no template, or it refuses these messages.

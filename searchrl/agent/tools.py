@@ -276,10 +276,11 @@ def tool_passage(number: int, passage: Passage) -> str:
 
 
 def _passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
-  """Returns the function that makes a text of a passage's number and a passage.
+  """Returns the function that writes a numbered passage as a text.
 
-  It is `tool_passage`. If one of the tools is 'open', which needs the id of a
-  passage, the id in brackets comes first.
+  The function maps a number and a passage to the text. It is `tool_passage`. If
+  one of the tools is 'open', which needs a passage's id, the text begins with
+  this id in brackets.
   """
   if not any(tool.name == 'open' for tool in tools):
     return tool_passage

@@ -118,8 +118,9 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 def _without_end(text: str, ends: tuple[str, ...]) -> str:
   """Returns a text without the turn-end tokens at its end.
 
-  White space after such a token is removed, too, but stays if there is none.
-  `ends` has the texts of these tokens.
+  White space after such a token is removed with the token. A text that does not
+  end with such a token keeps its white space. `ends` has the texts of these
+  tokens.
   """
   stripped = text.rstrip()
   for end in ends:
@@ -142,13 +143,14 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
            ) -> list[tuple[tuple[int, ...], bool]]:
   """Encodes the text before an assistant's turn, with messages as plain data.
 
-  The text is the chat template's and has some messages in it. Each piece is a
-  pair of ids and False, because nothing here is trained on.
+  The text was written by the chat template and contains some messages. It
+  begins at character `start` of the conversation, and `first` is the index of
+  its first message. The result is a list of pairs (ids, False). False means
+  that the ids are not trained on.
 
-  The positions of the messages are found by placeholders. The messages
-  themselves cannot be searched for, because the template's own text may include
-  the same words. The text begins at character `start` of the conversation, with
-  message `first`.
+  To find the positions of the messages, the conversation is rendered again with
+  placeholders instead of messages. The messages themselves cannot be searched
+  for, because the template's own text may include the same words.
   """
   name = 'MessageStandsHere'
   while name in text:

@@ -8,12 +8,14 @@ A line has one of three forms:
   {"messages": [{"role": "user", "content": "..."}, ...]}
   {"segments": [{"text": "...", "trained": true}, ...]}
 
-Each line is one document. Training uses the completion and the token that ends
-a turn; the assistant's turns with that token; or the segments whose "trained"
-is true. With "special": false, a special token in a segment is plain text. If a
-segment has "ids", they are ids of the model's tokenizer, and its text is not
-read. Messages may have tool calls in OpenAI's form, and the line may list
-"tools". Other keys of a line are ignored.
+Each line is one document. Only a part of it is trained on. In the first form,
+this is the completion and the token that ends a turn. In the second form, it is
+the assistant's turns, each with that token. In the third form, it is the
+segments whose "trained" is true. If a segment has "special": false, special
+tokens in its text are encoded as plain text. If a segment has "ids", these ids
+of the model's tokenizer are used instead of its text. Messages may have tool
+calls in OpenAI's form, and the line may then list "tools". Other keys of a line
+are ignored.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -160,38 +160,41 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
                     golds: bool = True,
                     admit: questions_lib.Admit = questions_lib.admit_all
                    ) -> list[Dataset]:
-  """Returns the data sets of an evaluation: unseen worlds, or files.
+  """Returns the data sets of an evaluation, from unseen worlds or from files.
 
   Args:
     folder: Directory of the generated files.
     evaluate: Files of questions in the syntax of `question_files.named`, or a
-      directory of files, answered from `corpus`. '' and WORLDS generate worlds.
+      directory of such files. Their questions are answered from `corpus`. If
+      this is '' or WORLDS, worlds are generated instead.
     corpus: Path of a corpus file.
-    own_train: True if training has its own data; then '' generates nothing.
-    world_seed: Seed of the generated worlds; never that of training.
-    kinds: Names of the sets. Those in FRESH are about facts of a world of
-      'known' or 'unseen' name parts. Those in COMMON are about common knowledge
-      of the world of known parts: 'famous' is unchanged and held out of
-      training, 'outdated' has changed.
+    own_train: Whether training has its own data. If so, '' generates nothing,
+      and the result is [].
+    world_seed: Seed of the generated worlds. It must not be the seed of the
+      training world.
+    kinds: Names of the sets to generate. A set in FRESH is about facts of a
+      world with 'known' or 'unseen' name parts. A set in COMMON is about common
+      knowledge of the world with known parts. The facts of 'famous' are
+      unchanged and held out of training. The facts of 'outdated' have changed.
     questions_per_hop: Number of questions of each hop count.
     max_hops: Maximum number of hops of a question.
     common_per_hop: Number of questions about common knowledge of each hop
-      count; 0: questions_per_hop. There may be fewer if the world has not
-      enough facts.
-    sampled_per_hop: Number of questions of each hop count in `Dataset.few`, for
-      costly evaluations; 0: all.
-    world: Options of the worlds. They must have common knowledge if `kinds`
-      has a kind in COMMON.
-    needs_corpus: False if the search engine needs no corpus. Then no world is
+      count; 0: questions_per_hop. There are fewer if the world has too few
+      facts.
+    sampled_per_hop: Number of questions of each hop count in `Dataset.few`,
+      which is for costly evaluations; 0: all.
+    world: Options of the worlds. They must include common knowledge if `kinds`
+      has a set in COMMON.
+    needs_corpus: Whether the search engine needs a corpus. If not, no world is
       generated, because the engine would not find that world's passages.
-    question_mark: True to append a ? to questions of files that lack it.
-    golds: True if questions of files need golden answers.
+    question_mark: Whether to append a ? to questions of files that lack it.
+    golds: Whether the questions of files need gold answers.
     admit: Function that is called with each question and its place in a file.
       It raises a ValueError for a question that cannot be asked.
 
   Raises:
-    ValueError: Questions are given without a corpus, or two sets have the same
-      name.
+    ValueError: Files are given without the corpus that the search engine needs,
+      or two sets have the same name.
   """
   if evaluate == WORLDS:
     evaluate, own_train = '', False
@@ -265,10 +268,10 @@ def _corpus(path: str) -> Corpus | None:
 
 
 def shared(read: Callable[[], Any]) -> Any:
-  """Returns the result of `read` on every process.
+  """Calls `read` on every process, and returns its result there.
 
-  The first process calls `read` before all others, because it may write files
-  which they then read.
+  The first process calls `read` before all others, because `read` may write
+  files that the other processes then read.
   """
   with progress.phase('Reading questions and passages'):
     processes.on_first('data', lambda: read() and None)

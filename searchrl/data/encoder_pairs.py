@@ -59,17 +59,18 @@ def world_pairs(number: int, *, seed: int, count: int, fresh: float,
                 hard: float = 0.0) -> PairSource:
   """Returns queries about a generated world, each with the passage for it.
 
-  Half of the queries are like an agent's, "<name> <relation>". The others are
-  questions of one or more hops. Their passage is the one that contains the fact
-  of the first hop.
+  Half of the queries have the form "<name> <relation>", as an agent's queries
+  do. The others are questions of one to four hops. The passage for a query is
+  the one that states the fact of its first hop.
 
   Args:
     number: Number of the source. Its world has the seed `seed` + `number`.
-    seed: Seed of the first world.
+    seed: Seed of the world of source 0.
     count: Number of queries.
-    fresh: Share of worlds whose names are made of words never seen before.
-    hard: Share of hard worlds, in which entities have namesakes and passages
-      have other words than queries.
+    fresh: Probability that the names of the world are made of words never seen
+      before.
+    hard: Probability of a hard world, in which entities have namesakes, and
+      passages use other words than queries.
   """
   rng = np.random.default_rng([seed + number, 4])
   source: NameSource = 'fresh' if rng.random() < fresh else 'known'
@@ -94,12 +95,13 @@ def world_pairs(number: int, *, seed: int, count: int, fresh: float,
 def file_pairs(path: str) -> Callable[[int], PairSource]:
   """Loads pairs of a query and a passage that answers it from a jsonl file.
 
-  Each line is an object with the texts "query" and "positive", and may have
-  "negatives", a list of passages that do not answer the query.
+  Each line is an object with the texts "query" and "positive", which is the
+  passage. It may also have "negatives", a list of passages that do not answer
+  the query.
 
   Returns:
-    A function from the number of a source, here a pass over the file, to its
-    pairs, which are the same for each number.
+    A function from the number of a source to the pairs of this source. Here a
+    source is one pass over the file, so that all sources have the same pairs.
 
   Raises:
     FileNotFoundError: There is no such file.

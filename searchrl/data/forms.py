@@ -55,10 +55,10 @@ class Form:
 
 
 def _decrypted(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a record of BrowseComp with decrypted question and answer.
+  """Returns a BrowseComp record with its question and answer decrypted.
 
-  The key is the SHA-256 of the record's canary. Each byte of a text, in base64,
-  is XORed with the key's next byte, and the key repeats.
+  The key is the SHA-256 of the record's canary, repeated as often as needed.
+  Each encrypted text is base64, and its bytes are XORed with the key's bytes.
   """
   key = hashlib.sha256(record['canary'].encode()).digest()
   return {**record, **{

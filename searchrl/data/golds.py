@@ -68,16 +68,16 @@ def passages(record: Mapping[str, Any], metadata: Mapping[str, Any]
             ) -> tuple[str, ...]:
   """Returns the ids or titles of the passages that have the answer's facts.
 
-  They are the metadata's `passages`, and the titles of `supporting_facts`, which
-  HotpotQA and 2Wiki publish as pairs (title, sentence), and FlashRAG in the
-  metadata as {"title": [...], ...}.
+  They are the metadata's `passages`, and the titles in `supporting_facts`.
+  HotpotQA and 2Wiki publish the latter as pairs (title, sentence). FlashRAG
+  publishes it in the metadata as {"title": [...], ...}.
 
   Args:
     record: Row of a file of questions.
-    metadata: Its metadata.
+    metadata: Metadata of the row.
 
   Raises:
-    TypeError, IndexError: They have another form.
+    TypeError, IndexError, KeyError: One of these fields has another form.
   """
   facts = metadata.get('supporting_facts') or record.get(
       'supporting_facts') or ()

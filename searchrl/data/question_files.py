@@ -244,10 +244,11 @@ def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:
 
 
 def _metadata_columns(schema: Any) -> list[str]:
-  """Returns the names of the columns of a parquet file's metadata to read.
+  """Returns the names of the metadata columns to read from a parquet file.
 
-  This is the whole column if the metadata are JSON texts. Otherwise only the
-  needed parts are read, because others may contain long articles.
+  If the metadata are stored as JSON texts, this is their whole column.
+  Otherwise, only the parts that are needed are read, because other parts may
+  contain long articles.
   """
   is_text = 'metadata' in schema.names and 'string' in str(
       schema.field('metadata').type).partition('<')[0]

@@ -19,13 +19,14 @@ class Metadata(NamedTuple):
 
 
 class Reader:
-  """A reader of the metadata of questions, by the places that it records.
+  """A reader of questions' metadata, which first records the questions' places.
 
-  First, its method `admit` is given to `questions.read`, which calls it with
-  each question and its place (file and line). Then `read` returns the metadata.
+  The method `admit` is passed to `questions.read`, which calls it with each
+  question and its place (file and line). Then the method `read` returns the
+  metadata of these questions.
 
   Args:
-    admit: Further function that is called with each question and its place.
+    admit: Another function to call with each question and its place.
   """
 
   def __init__(self, admit: questions_lib.Admit = questions_lib.admit_all):

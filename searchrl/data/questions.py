@@ -275,21 +275,23 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
   Args:
     files: Questions of each file.
     seed: Seed of the orders.
-    mix: Shares of questions with 1, 2, ... hops in every draw. They are not
-      used if all questions have one hop count and the mix has others. Or pairs
-      (step, shares): each applies to draws from this step of the run.
-    weights: Shares of the files in every draw, which replace those of the hops.
-      Without mix and weights, each question has the same probability.
-    common: Share in every draw, for each hop count, of the last file, which has
-      the questions about common knowledge; 0: no such share.
-    own: True for a user's files. A mix of equal shares, the default, is then
-      used only if the files have exactly its hop counts. Otherwise it is
-      ignored, so that every question is drawn.
+    mix: Shares of the questions with 1, 2, ... hops in every draw. It may also
+      be pairs (step, shares), whose shares apply to draws from this step of the
+      run on. A mix without steps is ignored if all questions have the same hop
+      count and the mix has shares of other hop counts.
+    weights: Shares of the files in every draw, which replace the mix. Without
+      mix and weights, each question has the same probability.
+    common: Part of the share of each hop count that is drawn from the last
+      file, which has the questions about common knowledge. 0: the questions of
+      this file are drawn like all others.
+    own: Whether the files are a user's own. If so, a mix of equal shares, the
+      default, is used only if the files have exactly the hop counts of the mix.
+      Otherwise this mix is ignored, so that every question is drawn.
 
   Raises:
-    ValueError: No share is above 0, or a share above 0 has no questions, or
-      the user's questions have a hop count without a share, or a mix that
-      changes is given with weights.
+    ValueError: No share is above 0, a share is negative, there are no questions
+      for a share above 0, the user's questions have a hop count without a
+      share, or weights are given with a mix that has several steps.
   """
   questions = [q for file in files for q in file]
   stages: Sequence[Stage] = mix if _is_schedule(mix) else ((0, mix),)
@@ -323,13 +325,14 @@ def stream(files: Sequence[Sequence[Question]], *, seed: int,
 
 def _mix_of_own(questions: Sequence[Question], stages: Sequence[Stage]
                ) -> Sequence[Stage]:
-  """Returns the stages of the mix that are used for a user's own questions.
+  """Returns the stages of the mix with which a user's own questions are drawn.
 
-  A mix of equal shares, the default, is left out if the questions have other
-  hop counts. Then the only stage has no shares.
+  A mix of one stage with equal shares, the default, is replaced by one stage
+  without shares if the questions have several hop counts, and these differ from
+  the hop counts of the mix.
 
   Raises:
-    ValueError: A hop count of the questions has no share in another mix.
+    ValueError: Another mix has no share for one of several hop counts.
   """
   present, shares = {question.hops for question in questions}, stages[0][1]
   if not shares or len(present) == 1:
@@ -352,16 +355,17 @@ def _halved(pools: Sequence[Sequence[Question]], stages: Sequence[Stage],
   """Splits each pool and its share into fresh facts and common knowledge.
 
   Args:
-    pools: Pools of questions, such as those of one hop count.
+    pools: Pools of questions, such as one pool for each hop count.
     stages: Pairs (step, shares of the pools).
     of_common: Uids of the questions about common knowledge.
-    common: Part of each share that common knowledge gets, in [0, 1].
+    common: Fraction of each share that goes to common knowledge, in [0, 1].
 
   Returns:
-    Two pools for each pool, and the stages with two shares for each share.
+    Two pools for each pool, with fresh facts first, and the stages with two
+    shares for each share.
 
   Raises:
-    ValueError: A part above 0 has no questions.
+    ValueError: A new pool has a share above 0, but no questions.
   """
   halves = [[q for q in pool if (q.uid in of_common) == is_common]
             for pool in pools for is_common in (False, True)]
@@ -382,7 +386,7 @@ def _halved(pools: Sequence[Sequence[Question]], stages: Sequence[Stage],
 
 def _check_shares(shares: Sequence[float], pools: Sequence[Sequence[Question]],
                   field: str, names: Iterable[str]) -> None:
-  """Raises a ValueError if a share is negative, or has an empty pool."""
+  """Raises a ValueError if shares are negative or all 0, or lack questions."""
   if sum(shares) <= 0 or min(shares) < 0:
     raise ValueError(
         f'{field} needs a share above 0, and none below, but is '

@@ -105,7 +105,7 @@ class _Attempt:
   error: SearchError | None = None
 
   def searched(self, turn: Turn, result: Passages | SearchError) -> None:
-    """Adds the turn of a search with its result; a failed search is the end."""
+    """Adds a search turn with its result; a failed search ends the attempt."""
     self.turns.append(dataclasses.replace(turn, passages=_passages(result)))
     if isinstance(result, SearchError):
       self.stop_reason, self.error = 'search_error', result
@@ -158,10 +158,11 @@ def rag(model: PromptedModel, questions: Sequence[Question]
 
 def ircot(model: PromptedModel, questions: Sequence[Question]
          ) -> list[Trajectory]:
-  """Answers each question by rounds of a search and one sentence of thought.
+  """Answers each question in rounds of a search and one sentence of thought.
 
-  The sentence is the next query. The passages of all rounds are above the
-  question, the best first. A sentence that gives the answer ends the method.
+  The first query is the question, and each later query is the previous
+  sentence. The prompt has the passages of all rounds above the question, the
+  best passage first. The method ends at a sentence that gives the answer.
   """
   attempts = [_Attempt(q, query=q.text) for q in questions]
   for _ in range(_IRCOT_ROUNDS):
@@ -217,8 +218,9 @@ def _agent(model: PromptedModel, questions: Sequence[Question],
            read: Callable[..., list[str]]) -> list[Trajectory]:
   """Answers each question by an agent that may search in each of its turns.
 
-  An agent ends with an answer, a failed search, a full prompt or after the last
-  turn. `read` makes texts, which the agents read, of the searches' results.
+  An agent ends when it answers, when a search fails, when its prompt is full,
+  or after the last turn. `read` takes the agents that search and the results of
+  their searches, and returns the texts that these agents read.
   """
   attempts = [_Attempt(q) for q in questions]
   for _ in range(model.sampler.budgets.max_turns):

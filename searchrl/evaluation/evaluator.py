@@ -250,11 +250,12 @@ def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
   """Returns the greedy cases, with fewer questions, for use during training.
 
   Args:
-    cases: Cases of a full evaluation. Those with random passages are left out.
-    limit: Number of random questions of a set. 0, or a larger number than the
-      set has: all.
+    cases: Cases of a full evaluation. Cases that search random passages are
+      left out.
+    limit: Number of questions of each data set, which are chosen at random. All
+      are kept if it is 0 or larger than the data set.
     seed: Seed of the choice.
-    sets: Number of sets, in their order; 0: all.
+    sets: Number of data sets to keep, from the first on. 0: all.
   """
   names = list(dict.fromkeys(case.dataset.name for case in cases))
   names = names[:sets or None]
@@ -336,8 +337,7 @@ def _seconds(folder: pathlib.Path) -> dict[str, dict[str, float]]:
 
 
 def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
-  """Returns rows in which those of whole sets also have seconds per question.
-  """
+  """Returns rows, with seconds per question added to rows of whole sets."""
   by_case = _seconds(folder)
   result = []
   for row in rows:

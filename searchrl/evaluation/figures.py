@@ -79,10 +79,10 @@ def curve(
 
 
 def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
-  """Returns the mean of each value and the `window - 1` values before it.
+  """Returns for each value the mean of the last `window` values up to it.
 
-  At the start there are fewer values. NaN values are left out; a mean of
-  nothing else is NaN.
+  The means at the start are over fewer values. NaN values are left out. If
+  there are no other values, the mean is NaN.
   """
   array = np.asarray(values, np.float64)
   recent = (array[max(i - window, 0):i] for i in range(1, len(array) + 1))
@@ -121,17 +121,18 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 def narrow_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str],
                  keys: Sequence[str], *, stay: Sequence[str] = (),
                  width: int = 80) -> str:
-  """Returns tables that are at most `width` characters wide.
+  """Returns rows as tables of at most `width` characters, where possible.
 
-  A column with the same value in all rows is written above the tables instead.
-  A column without a value is left out. Columns that do not fit beside the keys
-  are in further tables.
+  If a column has the same value in all rows, its value is written once, above
+  the tables. A column without any value is left out. Columns that do not fit
+  beside the keys go into further tables, which repeat the keys.
 
   Args:
     rows: Rows {column: value}, which may lack columns.
     columns: Keys of the rows, and the header.
-    keys: Columns that identify a row, and are in each table.
-    stay: Columns that are always in a table. So are columns of floats.
+    keys: Columns that identify a row. Each table repeats them.
+    stay: Columns that stay in a table even if all their values are equal.
+      Columns of floats always do.
     width: Maximum number of characters per line.
   """
   texts = {name: [cell(row.get(name)) for row in rows] for name in columns}

@@ -63,9 +63,10 @@ def score_trajectory(trajectory: Trajectory) -> Score:
 def with_judgement(score: Score, judged: Trajectory) -> Score:
   """Returns a copy of a score with the values that a judge's verdict adds.
 
-  These are `judged`, the judge's reward (0 after a failed search), and
-  `agrees_with_em`, which is 1 if exact match is the same. `judge_error` is 1 if
-  the judge gave no verdict, and then it is the only value that is added.
+  If there is a verdict, `judged` is the judge's reward, which is 0 after a
+  failed search. `agrees_with_em` is 1 if the exact match equals this reward,
+  else 0. `judge_error` is 0. If the judge gave no verdict, only `judge_error`
+  is added, and it is 1.
   """
   values = {'judge_error': float(judged.judge_error is not None)}
   if judged.judge_error is None:
@@ -104,15 +105,17 @@ def sample_statistics(scores: Sequence[Score], name: str = 'em'
 
   Args:
     scores: Scores of all samples.
-    name: Name of the score that the statistics are of.
+    name: Name of the score from which the statistics are computed.
 
   Returns:
-    {} if a question has fewer than two samples. Otherwise, for k samples:
-    'pass@k', the mean over questions of the best sample's score, which for
-    exact match is the fraction that at least one sample answers; 'majority',
-    the mean score of each question's most common answer, where the first of
-    equally common answers counts; 'spread', the standard deviation over the k
-    samples of the mean score.
+    {} if a question has fewer than two samples. Otherwise it has three values,
+    where k is the smallest number of samples of a question. 'pass@k' is the
+    mean over questions of the best score of k samples. For exact match, this is
+    the fraction of questions that at least one sample answers. 'majority' is
+    the mean over questions of the score of the most common answer. If several
+    answers are equally common, the first one counts. 'spread' is the standard
+    deviation of k means: the mean score of the first samples of all questions,
+    of their second samples, and so on.
   """
   by_question: dict[str, list[Score]] = collections.defaultdict(list)
   for score in scores:

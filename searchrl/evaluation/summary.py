@@ -72,10 +72,11 @@ def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
 
 
 def _greedy(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Line]:
-  """Returns the lines of greedy exact match over training steps, by label.
+  """Returns the curves of greedy exact match over training steps, by label.
 
-  There is a line for each hop count of the first set, or for each set if none
-  has several hop counts; at most four.
+  There is a curve for each hop count of the first evaluation set with several
+  hop counts. If no set has several, there is a curve for each set. There are at
+  most four curves.
   """
   pattern = re.compile(r'val/(.+)/em/greedy')
   names = [match[1] for match in map(pattern.fullmatch, dict.fromkeys(

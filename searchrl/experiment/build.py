@@ -219,13 +219,13 @@ def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
 
 
 def evaluation_judge(config) -> scoring.Scorer | None:
-  """Returns the judge that grades answers in evaluations; None: there is none.
+  """Returns the judge of answers in evaluations, or None if there is none.
 
-  A judge is a reward function, or a language model behind one, that says if an
-  answer is right. config.evaluate.judge names it.
+  The judge is a reward function that says whether an answer is right. The
+  function may ask a language model. config.evaluate.judge names it.
 
   Raises:
-    ValueError: There is no such judge, or it plays rollouts of its own.
+    ValueError: There is no such judge, or it needs a solver to play rollouts.
   """
   options = config.evaluate.get('judge')
   if not options or not options.name:
@@ -260,7 +260,7 @@ def _turn_reward(config) -> scoring.TurnReward | None:
 
 
 def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
-  """Returns the Judge of a reward function, chosen by its first argument."""
+  """Makes a Judge from a reward function, according to its first argument."""
   takes = plugins.argument(reward)
   if takes:
     return (rewards.Judge(reward) if takes == 'trajectories' else

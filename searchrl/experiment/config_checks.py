@@ -320,8 +320,8 @@ def truncation_of(rollout: Any) -> sampling.Truncation:
 def check_training_data(config) -> None:
   """Raises a ValueError if a run has no questions to train on.
 
-  If a config with a real model names no data, it uses the paper's data, and
-  does not generate questions.
+  A config for a paper's model generates no questions, so `data.train` must name
+  a file of questions.
   """
   if not config.data.train and not any(config.data.per_hop):
     raise ValueError(

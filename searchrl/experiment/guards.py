@@ -128,9 +128,10 @@ class Guards:
   def before(self, step: int, verdict: Verdict) -> int | None:
     """Returns the step of the newest checkpoint that can be trusted.
 
-    It is older than `step`. If the verdict says that the failure may have begun
-    earlier, it is older by `guards.trusted_steps` more. If no checkpoint is old
-    enough, it is the oldest one; None: there are no checkpoints.
+    This checkpoint is older than `step`. If the verdict says that the failure
+    may have begun earlier, it is older by more than `guards.trusted_steps`
+    steps. If no checkpoint is old enough, the step of the oldest checkpoint is
+    returned. None means that there are no checkpoints.
     """
     steps = checkpoint.steps(self._folder / 'checkpoints')
     last = step - 1 - self._options.trusted_steps * verdict.is_late

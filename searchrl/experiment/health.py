@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health of a run: validation, silent steps, guards and rollbacks.
 
-A step is silent if nothing can be learned from it, because all outcomes of each
-group are equal. If the algorithm has no groups, all outcomes of the step are.
-The loop calls `Health` before and after each step. `guards` makes the
-decisions, and `rollbacks` makes rollbacks that survive a kill.
+A step is silent if nothing can be learned from it, because the outcomes within
+each group are equal. If the algorithm has no groups, a step is silent if all
+its outcomes are equal. The loop calls `Health` before and after each step. The
+module `guards` makes the decisions. The module `rollbacks` makes rollbacks that
+are completed even if the process is killed.
 """
 
 from collections.abc import Callable, Mapping
@@ -144,7 +145,7 @@ def check_not_silent(progress: Progress, options: Any) -> None:
 
 
 def _warn_of_silence(steps: int, values: Mapping[str, float]) -> None:
-  """Warns of consecutive silent steps, with the cause and a remedy."""
+  """Warns of a series of silent steps, with the cause and a remedy."""
   cause, remedy = ('is 0', 'Start from a model that is right now and then, ask '
                    'easier questions, or raise rollout.group_size; with a '
                    'reward of your own see config.outcome, too')

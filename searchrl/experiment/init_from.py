@@ -105,7 +105,7 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
 
 def _export(config, folder: pathlib.Path, sampler: Sampler,
             base: transformer.Params) -> None:
-  """Writes the other run's policy to the directory, and then a record of it."""
+  """Exports the policy of `train.init_from`, and then writes a record of it."""
   run, step = past_runs.parse_run(config.train.init_from)
   step = processes.on_first('init step', lambda: past_runs.kept_step(
       run, step, 'train.init_from'))

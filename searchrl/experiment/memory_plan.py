@@ -95,21 +95,21 @@ def _shape(config) -> transformer.TransformerConfig:
 
 
 def chosen(config) -> Any:
-  """Returns the config with slots and remat that fit into the memory.
+  """Returns a copy of the config with options that fit into the memory.
 
-  Each choice is the fastest that fits by the estimates, with a tenth of the
-  update to spare. Choices are printed:
+  Each option gets the fastest value that fits by the estimates, with a tenth of
+  the update to spare. These choices are printed:
 
-  - rollout.tensor, if it is unset and the devices are not CPUs: the smallest
-    with which 16 slots for each copy of the weights fit beside an update with
-    the least memory, or 1 if there is none.
+  - rollout.tensor, if it is unset and the devices are not CPUs. It is the
+    smallest value with which 16 slots for each copy of the weights fit beside
+    an update that takes the least memory, or 1 if there is no such value.
   - rollout.max_num_seqs, if it is unset and the devices are not CPUs. For each
-    copy of the weights it is 256, or the number of samples of a step if that is
-    smaller. It is halved until the search engine answers so many queries in
-    time, and until the slots fit beside an update with the least memory. A lack
-    of memory never makes it smaller than 16.
+    copy of the weights, it starts at 256, or at the copy's share of a step's
+    samples if that is smaller. It is halved until the search engine answers so
+    many queries in time, and (not below 16) until the slots fit beside an
+    update that takes the least memory.
   - learner.remat, if it is 'auto', and then learner.microbatch_rows, if it is
-    0: two rows per device if they fit and a batch has many of them, else one.
+    0: two rows per device if they fit and a mini-batch has many, else one.
   """
   config = copy.deepcopy(config)
   choices: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def _follows(config, name: str) -> bool:
 
 
 def _tensor(config) -> int:
-  """Returns the number of devices per copy of the rollouts' weights to use."""
+  """Returns the fewest devices per copy of the weights that fit, or 1."""
   trial, ways, size = _trial(config)
   _take_least(trial, ways)
   given = 0 if _follows(config, 'rollout.max_num_seqs') else (
@@ -176,7 +176,7 @@ def _slots(config) -> int:
 
 
 def _in_time(config, each: int, copies: int) -> int:
-  """Returns the slots of a copy, halved until searches of all end in time."""
+  """Returns `each`, the slots per copy, halved until searches end in time."""
   search = searches.spec(config.search)
   while each > 1 and (search.deadline_secs(each * copies)
                       >= config.rollout.search_timeout_secs):
@@ -235,7 +235,7 @@ def _samplers(config, mesh, kind) -> tuple[int, int]:
 
 
 def _has_room(plan: Plan) -> bool:
-  """Returns whether a plan fits, with a tenth of the update to spare."""
+  """Returns whether a plan fits even if its update takes a tenth more bytes."""
   return plan.peak + 0.1 * plan.update.bytes <= ROOM * plan.available
 
 
@@ -415,7 +415,7 @@ def _cache_label(config, processes: int) -> str:
 
 def _index_of_search(config, a_process: int, processes: int, kind
                     ) -> dict[str, float]:
-  """Returns the bytes per device of rows that search engines keep there."""
+  """Returns the bytes of search engines' vectors on each device, by name."""
   rows = searches.spec(config.search).rows_on_devices(
       a_process * kind.gib * GIB, processes)
   return {f'search engine: {name}': size / a_process

@@ -68,18 +68,19 @@ def resolved(config, folder: pathlib.Path | None = None, *,
              trains: bool = False, devices: str = '') -> Any:
   """Returns a copy of a config whose unset fields suit its model and data.
 
-  The dialogue is filled in for every model. Numbers are chosen only for models
-  other than the tiny bases. A run that was started before keeps the values in
-  its recorded config.
+  An unset dialogue is chosen for every model. Numbers are chosen only for
+  models other than the tiny bases. If the run was started before with the same
+  model, the values in its recorded config are used instead.
 
   Args:
     config: Config of a job with a model, a dialogue and rollouts.
-    folder: Directory of the run. None: the job has no directory, so that there
-      is no recorded config.
-    trains: True if the job trains. The learning rate is then chosen, too. On
-      accelerators, `memory_plan.chosen` later chooses the number of slots.
-    devices: Value of `config.plan.devices`, such as the devices of another
-      machine; '': the devices of this machine.
+    folder: Directory of the run. None: the job has no directory and therefore
+      no recorded config.
+    trains: Whether the job trains. If so, further numbers are chosen, such as
+      the learning rate. On accelerators, the number of slots is then not chosen
+      here, but later by `memory_plan.chosen`.
+    devices: Value of `config.plan.devices`, which may describe the devices of
+      another machine; '': the devices of this machine.
 
   Raises:
     FileNotFoundError, ValueError: The model, the questions or the corpus cannot
@@ -226,7 +227,10 @@ def _get(tree: Any, name: str) -> Any:
 
 def _chosen(config, path: str, names: list[str], devices: str, trains: bool
            ) -> dict[str, Any]:
-  """Returns a value for each of the names, and the dialogue if it is unset."""
+  """Returns values of the fields `names`, and of an unset dialogue.
+
+  Fields chosen later are left out.
+  """
   _, shape, tokenizer = model_folders.parts(path)
   chosen: dict[str, Any] = {}
   if not config.dialogue:

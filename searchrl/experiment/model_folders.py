@@ -178,16 +178,17 @@ def parts(path: str, matmul_dtype: str = '') -> tuple[
     str, transformer.TransformerConfig, tokenizers.Tokenizer]:
   """Returns the local path, the shape and the tokenizer of a model.
 
-  The shape names the `unused_ids`, which are neither sampled nor trained on.
+  The shape lists the ids that are neither sampled nor trained on in its field
+  `unused_ids`.
 
   Args:
     path: Path of a Hugging Face directory, or a hub id.
-    matmul_dtype: Dtype of the operands of products. 'auto': the fastest one of
-      the first process. '': that of the activations.
+    matmul_dtype: Dtype of the operands of matrix products. 'auto': the fastest
+      dtype on the first process. '': the dtype of the activations.
 
   Raises:
-    FileNotFoundError, ValueError: Model and tokenizer do not match, or the
-      directory is incomplete.
+    FileNotFoundError, ValueError: The directory is incomplete, or the model and
+      the tokenizer do not belong together.
   """
   path = weights.locate(path)
   shape = weights.read_config(path)

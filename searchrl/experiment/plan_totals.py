@@ -66,9 +66,9 @@ class Plan:
         update.bytes + update.workspace, self.engine.weights)
 
   def peak_with(self, engine: Engine) -> float:
-    """Returns the largest number of bytes at any time on a device that samples.
+    """Returns the peak number of bytes on a device that samples with `engine`.
 
-    It is the number if rollouts used `engine`.
+    The peak is the largest number at any time.
     """
     chosen, update = self.engine, self.update
     change = engine.cache - chosen.cache + engine.frozen - chosen.frozen

@@ -60,16 +60,18 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
 
   Args:
     config: Config of a run, of `ask` or of a server.
-    mesh: Mesh of all processes. The params are on it.
-    limit: Maximum number of concurrent trajectories, which limits the slots.
-      None: no limit.
-    alike: Whether results must be equal bit by bit with and without the limit.
-      On CPUs, products of few rows round differently. Each copy of the weights
-      then keeps `engines.ONE_KIND` slots, or all if it has fewer.
-    folder: Model directory of the config, if it has been read.
-    onto: Mesh of this process's devices that sample, if they are others.
-    weightless: Whether the weights are left unread. The params are then
-      structs with shapes and shardings.
+    mesh: Mesh of all processes, on which the params are placed.
+    limit: Maximum number of concurrent trajectories. It limits the number of
+      slots. None: no limit.
+    alike: Whether results with and without the limit must be equal bit by bit.
+      Each copy of the weights then keeps at least `engines.ONE_KIND` slots, or
+      all if it has fewer, because products of few rows round differently on
+      CPUs.
+    folder: Model directory of the config, if it has already been read.
+    onto: Mesh of the devices of this process that sample, if they are not the
+      devices of `mesh`.
+    weightless: Whether the weights are left unread. The params are then structs
+      with shapes and shardings.
   """
   options = config.rollout
   slots, cache_tokens = options.max_num_seqs, options.cache_tokens
@@ -100,11 +102,11 @@ def schedule(mesh: Mesh, options: Any, *, is_remote: bool = False
             ) -> driver.Schedule:
   """Returns the order in which slots are served, from config.rollout.
 
-  Search order 'auto' is deterministic on a CPU that also runs the search, and
-  if processes run in lockstep. It is by arrival for remote searches and on
-  other devices, which would otherwise be idle during a search. On devices other
-  than CPUs, a decode runs while the host reads the results of the previous
-  decode.
+  The search order 'auto' becomes 'deterministic' if processes run in lockstep,
+  or if the devices are CPUs and the search runs here too. Otherwise it becomes
+  'arrival', because devices would be idle while they wait for a search. A
+  decode runs while the host reads the results of the previous decode, if
+  `async_decode` is set or the devices are not CPUs.
 
   Raises:
     ValueError: The order is by arrival, but processes run in lockstep.
@@ -148,31 +150,33 @@ def load(
   """Loads the weights of a model directory, and builds its Sampler.
 
   Args:
-    folder: Model directory, read.
+    folder: Model directory that has already been read.
     seed: Seed of all sampling.
     slots: Number of concurrent conversations, over all processes.
     length: Largest number of tokens of a conversation.
     budgets: Limits of a conversation.
     mesh: Mesh of all processes.
-    onto: Mesh of this process's devices that sample. None: those of `mesh`.
+    onto: Mesh of the devices of this process that sample. None: the devices of
+      `mesh`.
     dtype: Dtype of the params.
     engine_dtype: Dtype of the engine's weights, activations and cache.
-    attention: Attention of the engine; see `layouts.resolve`.
+    attention: Name of the engine's attention; see `layouts.resolve`.
     cache_tokens: Number of tokens in the KV cache, over all slots and
       processes. 0: enough for all slots to be full at once.
-    records: Flag that records the experts of all tokens.
-    tensor: Number of devices that share a copy of the engine's weights. If they
-      belong to several processes, these run in lockstep.
+    records: Whether the engine records the experts of all tokens.
+    tensor: Number of devices that share a copy of the engine's weights. If
+      these devices belong to several processes, the processes run in lockstep.
     schedule: Order in which slots are served.
-    weightless: Whether the weights are left unread, as those of a checkpoint
-      take their place. The params are then structs with shardings.
+    weightless: Whether the weights are left unread because the weights of a
+      checkpoint replace them. The params are then structs with shapes and
+      shardings.
 
   Returns:
     The Sampler, and the model's params on the mesh.
 
   Raises:
-    FileNotFoundError, ValueError: The model's weights are incomplete, or the
-      budgets cannot hold one turn.
+    FileNotFoundError, ValueError: The model's weights are incomplete, the
+      budgets cannot hold one turn, or `slots` or `tensor` does not fit.
   """
   shape, protocol = folder.shape, folder.dialogue
   folder.check(budgets, length)
@@ -265,10 +269,10 @@ def second(path: str, *, field: str, mesh: Mesh, dialogue: str, slots: int,
 
 
 def check_second(path: str, *, field: str, count: int) -> None:
-  """Raises a ValueError if a second model cannot be beside the policy.
+  """Raises a ValueError if a run cannot load a second model of its own.
 
-  Several processes would have to exchange its samples, but each process
-  searches at a different time.
+  The run's search would sample from the model. Several processes would have to
+  exchange its samples, but each searches at a different time.
   """
   if count > 1:
     raise ValueError(

@@ -75,8 +75,9 @@ def applied(folder: pathlib.Path, progress: Progress) -> Progress:
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the records of a run's rollbacks, the oldest first.
 
-  A record has the keys rollback (its number, from 1), at (step of the failure),
-  to (step of the checkpoint), position (of the questions) and why.
+  A record has the keys rollback (its number, from 1), at (step at which the run
+  failed), to (step of the checkpoint to which it returned), position (numbers
+  of questions drawn before the failure) and why (the reason).
   """
   file = folder / FILE
   return [json.loads(line) for line in file.read_text().splitlines()

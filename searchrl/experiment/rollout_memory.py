@@ -26,11 +26,12 @@ _TILES = 64 * 128  # maximum tokens of a prefill
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """Costs per device of rollouts, if some devices share a copy of the weights.
+  """Costs per device of rollouts in which devices share copies of the weights.
 
   To sample a token in every slot, a device reads the weights and the cache of
-  full slots once. The devices of a copy sum up some arrays around a ring: after
-  attention, after the feed-forward layer, and the tokens' embeddings.
+  full slots once. The devices that share a copy add up some arrays around a
+  ring. These are the outputs of attention and of the feed-forward layer, and
+  the embeddings of the tokens.
   """
 
   tensor: int  # devices per copy of the weights

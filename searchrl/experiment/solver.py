@@ -83,11 +83,12 @@ class Solver:
 
 
 def check(options: Any, tokenizer: Any) -> None:
-  """Raises a ValueError for a solver that cannot play, without using a device.
+  """Raises a ValueError if a solver has invalid options; uses no device.
 
   Args:
     options: Options of config.solver.
-    tokenizer: Tokenizer of the policy, in whose engine the solver plays.
+    tokenizer: Tokenizer of the policy. The solver samples in the policy's
+      engine.
   """
   if options.temperature <= 0:
     raise ValueError('solver.temperature must be above 0, or all attempts are '

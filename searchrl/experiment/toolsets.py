@@ -62,17 +62,17 @@ def _engine(name: str, options: Mapping[str, Any]) -> Tool:
 
 def binder(dialogue: dialogues.Dialogue, tokenizer: Any, *, result_tokens: int,
            seed: int) -> Callable[[SearchFn, Any], SearchFn]:
-  """Returns the function that adds a dialogue's tools to a search engine.
+  """Returns a function that adds a dialogue's tools to a search engine.
 
-  The function takes an engine and its corpus, or None if the engine needs no
-  corpus. It returns the toolset that a rollout calls. It raises a ValueError if
-  a tool needs a corpus and there is none.
+  The returned function takes an engine and its corpus, which is None if the
+  engine needs no corpus. It returns the toolset that a rollout calls. It raises
+  a ValueError if a tool needs a corpus and there is none.
 
   Args:
     dialogue: Dialogue that lists the tools.
     tokenizer: Tokenizer of the policy.
     result_tokens: Number of tokens to which a tool's result is cut.
-    seed: Seed of further search engines.
+    seed: Seed of further search engines and of tools that act at random.
   """
   return lambda search, corpus: toolbox.bind(
       search, dialogue.tools, corpus=corpus, seed=seed, tokenizer=tokenizer,

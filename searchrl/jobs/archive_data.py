@@ -172,14 +172,16 @@ def _demonstrate(config, model: Any) -> list[dict[str, Any]]:
 
 
 def _in_tags(thought: str, action: Action) -> str:
-  """Returns a turn as the tiny base was taught: no spaces before closing tags.
+  """Writes a turn in tags, without spaces before the closing tags.
+
+  The tiny base was taught this form.
   """
   return (f'<think> {thought}</think>\n'
           f'<{action.kind}> {action.texts[0]}</{action.kind}>')
 
 
 def _played(config, model: Any, seed: int, count: int) -> list[Trajectory]:
-  """Returns `count` trajectories of a scripted agent about a new archive."""
+  """Plays `count` questions about a new archive with a scripted agent."""
   towns = archive.towns(_ARCHIVES + seed, _PER_ARCHIVE)
   corpus = _corpus(towns)
   rng = np.random.default_rng([seed, 33])

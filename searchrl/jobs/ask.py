@@ -107,10 +107,10 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _examples(run: str) -> str:
-  """Returns the names of a run's question files, to propose questions from.
+  """Returns the question files of a run, as its config names them.
 
-  These are the files that it is evaluated on, or else those that it was trained
-  on; '': it has none.
+  These are the files that the run is evaluated on. If there are none, they are
+  the files that it was trained on. The result is '' if the run has neither.
   """
   folder = past_runs.parse_run(run)[0]
   data = past_runs.recorded(folder).get('data', {}) if run else {}
@@ -282,9 +282,10 @@ def propose(
 
 
 def spread(questions: Sequence[Question]) -> list[Question]:
-  """Returns a few questions, which take turns in their number of hops.
+  """Returns a few questions, ordered so that their hop counts take turns.
 
-  The first has the smallest number of hops, the next a larger one, and so on.
+  The first question has the smallest hop count, the second has the next larger
+  hop count, and so on.
   """
   by_hops = collections.defaultdict(list)
   for question in questions:

@@ -70,9 +70,10 @@ def run(config, workdir: str) -> None:
 
 
 def is_whole(folder: pathlib.Path) -> bool:
-  """Returns whether all files exist with their recorded digests.
+  """Returns whether all files exist and have their recorded digests.
 
-  Of the index, this is its manifest; searches check the files that it names.
+  Of the index, only the manifest is checked here. Searches check the files that
+  the manifest names.
   """
   try:
     digests = json.loads((folder / _DIGESTS).read_text())['files']

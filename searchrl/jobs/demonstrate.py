@@ -51,9 +51,10 @@ _LEFT_OUT = {
 
 @dataclasses.dataclass(frozen=True)
 class Author:
-  """The author of demonstrations: a function that writes turns, and settings.
+  """Author of demonstrations: a function that writes turns, and its settings.
 
-  `misses` returns whether the searches of a trajectory missed what they sought.
+  `misses` returns whether some search of a trajectory did not find the answer
+  that it was meant to find.
   """
 
   write: scripted.Write

@@ -53,8 +53,9 @@ def recall_by_hops(questions: Sequence[Question], search: SearchFn,
                    top_ks: Sequence[int]) -> list[dict[str, float]]:
   """Returns the answer recall of a search engine for each number of hops.
 
-  It is the share of questions for which one of the first k passages contains
-  the answer. The text of a question is its query.
+  The recall@k is the share of questions for which one of the first k passages
+  contains a gold answer. Questions with an answer that is empty, 'yes' or 'no'
+  are left out. The text of a question is the query.
 
   Args:
     questions: Questions of a set.
@@ -62,8 +63,8 @@ def recall_by_hops(questions: Sequence[Question], search: SearchFn,
     top_ks: Values of k.
 
   Returns:
-    A row for each number of hops, with 'hops', the number of questions 'n', and
-    shares such as 'recall@3'.
+    A row for each number of hops. It has this number as 'hops', the number of
+    questions as 'n', and shares such as 'recall@3'.
   """
   by_hops = collections.defaultdict(list)
   for question in questions:

@@ -122,6 +122,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
       enabled=processes.is_first())) as writer:
     state, record = fit(config, folder, model, learner, state, plan, train,
                         validation, writer)
+  host_memory.give_back()  # memory of the updates
   with progress.phase('Writing the model'):
     params = dispatch.Ordered(loras.merged)(learner.policy(state, model.params))
     weights.save(

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs several jobs one after the other, each in its own folder.
 
-A phase is the config of a job. Its texts may contain {workdir}, the directory
-of all phases, so that a phase can read the files of an earlier phase. A
-finished phase is not run again unless its config has changed. In this case its
-job decides what to do, as in a separate run.
+A phase is the config of a job. Its texts may contain {workdir}, which stands
+for the directory of all phases, so that a phase can read files of an earlier
+phase. A finished phase is run again only if its config has changed or an
+earlier phase is run. Its job then decides what to do, as in a separate run.
 """
 
 import copy
@@ -14,6 +14,7 @@ import pathlib
 from typing import Any
 
 from searchrl.runtime import atomic_files
+from searchrl.runtime import host_memory
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 
@@ -50,6 +51,7 @@ def run(config, workdir: str) -> None:
       continue
     is_changed = True  # what follows may read other files than before
     processes.say(f'\nPhase {number} of {len(phases)}, {name}: {here}')
+    host_memory.give_back()  # memory of the phase before
     try:
       jobs[name](phase, str(here))
     except ValueError as error:  # its flags are those of this phase
@@ -86,9 +88,9 @@ def _without_files(phase) -> None:
 
 
 def _origin(config, path: str) -> str:
-  """Returns the model from which the model at a path was trained by phases.
+  """Returns the initial model from which phases train the model at a path.
 
-  If no phase writes the path, it is the path itself.
+  If no phase writes the path, the result is the path itself.
   """
   for _ in config.order:
     if not path.startswith(f'{WORKDIR}/'):
@@ -128,7 +130,10 @@ def _fill(value: Any, workdir: str) -> Any:
 
 
 def _record(phase: Any) -> dict[str, Any]:
-  """Returns a phase's config as JSON, which determines if it is finished."""
+  """Returns a phase's config as JSON.
+
+  A phase is finished only if its folder has an equal record.
+  """
   record = json.loads(phase.to_json())
   record.pop('allow_changes', None)
   return record

@@ -27,6 +27,7 @@ from searchrl.runtime import atomic_files
 from searchrl.runtime import checkpoint
 from searchrl.runtime import dispatch
 from searchrl.runtime import folder_lock
+from searchrl.runtime import host_memory
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import progress as progress_lib
@@ -89,6 +90,7 @@ def _train(config, folder: pathlib.Path) -> None:
     _evaluate(experiment, learner.policy(state, base), 'after', folder, writer,
              progress.step)
   sampler = experiment.sampler
+  host_memory.give_back()  # memory of the updates
   with progress_lib.phase('Writing the model'):
     params = dispatch.Ordered(loras.merged)(learner.policy(state, base))
     weights.save(folder / 'model', params, sampler.shape,

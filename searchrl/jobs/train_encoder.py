@@ -116,9 +116,10 @@ def make_tokenizer(folder: pathlib.Path, vocab_size: int,
                    texts: Iterable[str]) -> None:
   """Makes a lower-casing WordPiece tokenizer in BERT's format if none exists.
 
-  All letters and digits are pieces, so that any name can be encoded. Letters
-  inside a word are pieces from the start, which fixes the ids by which the
-  trainer breaks ties. Equal texts therefore make equal files.
+  All ASCII letters and digits are pieces, at the start of a word and inside it,
+  so that any name can be encoded. The pieces inside words are added before the
+  training. This fixes their ids, by which the trainer breaks ties, so that
+  equal texts make equal files.
   """
   if (folder / 'tokenizer.json').exists():
     return

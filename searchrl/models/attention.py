@@ -161,10 +161,10 @@ def causal(
     sharding: NamedSharding | None = None,
     interpret: bool = False,
 ) -> Float[Array, 'B T H d']:
-  """Returns causal attention over whole rows, each token within its segment.
+  """Returns causal attention over whole rows, within each row's documents.
 
   Padding is on the right, so that no token attends to it. Results at padding
-  are undefined; cuDNN's are 0.
+  are undefined, except that cuDNN gives 0 if `segment_ids` marks the padding.
 
   Args:
     q: Queries, rotated but not scaled. H is a multiple of K.
@@ -172,18 +172,21 @@ def causal(
     v: Values.
     segment_ids: Document of each token in a packed row; equal ids are one
       document. For cuDNN, ids count from 1 and 0 is padding, as in
-      `packing.Layout`.
+      `packing.Layout`. None: each row is one document.
     max_segments: Maximum number of documents in a row, only for cuDNN.
-    longest: Number of tokens of the longest document, only for 'cudnn_padded';
-      default: T.
-    sliding_window: Number of keys that a query sees, itself included.
-    implementation: One of IMPLEMENTATIONS; see `resolve` for 'auto'.
-    block: Block size in tokens. For 'xla', the number of queries at a time, so
-      that [B H T T] never exists; default: 128, or an eighth of a row above
-      1024. For 'splash', a multiple of 128; default: 512, or the row if it is
-      shorter.
+    longest: Number of tokens of the longest document, only for 'cudnn_padded'.
+      Default: T.
+    sliding_window: Number of keys that a query sees, including the key at its
+      own position.
+    implementation: One of IMPLEMENTATIONS. 'auto' is not one of them; `resolve`
+      replaces it.
+    block: Block size in tokens. For 'xla', it is the number of queries that are
+      computed at a time, so that [B H T T] never exists. The default is 128, or
+      an eighth of a row that has more than 1024 tokens. For 'splash', it is a
+      multiple of 128. The default is 512, or the length of a shorter row,
+      rounded up.
     sharding: Sharding of q, k and v, only for 'cudnn' and 'splash', which the
-      compiler cannot partition. The axes of length and d are not split. The
+      compiler cannot partition. The axes of length and d must not be split. The
       mesh axis of the heads must divide K.
     interpret: Flag that runs 'splash' on any device, slowly, for tests.
 
@@ -192,7 +195,7 @@ def causal(
 
   Raises:
     ValueError: The implementation cannot do this, such as float32 with cuDNN.
-      Raised while tracing; there is no silent fallback.
+      The error is raised while tracing; no other implementation takes over.
   """
   _check(q, k, implementation, block)
   if sliding_window is not None and sliding_window >= q.shape[1]:
@@ -257,10 +260,10 @@ def _check(q, k, implementation: str, block: int | None) -> None:
 
 
 def _xla(q, k, v, segment_ids, sliding_window, block):
-  """Returns the reference, computed for one block of queries at a time.
+  """Computes the reference attention for one block of queries at a time.
 
-  Keys that causality or the window hides from all queries of a block are not
-  multiplied. With several blocks, the backward pass recomputes the scores.
+  Keys are skipped if causality or the window hides them from all queries of a
+  block. With several blocks, the backward pass computes the scores again.
   """
   rows, length = q.shape[:2]
   k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
@@ -293,9 +296,9 @@ def reference(
 ) -> Float[Array, 'B T H d']:
   """Returns causal attention within documents, to test other implementations.
 
-  It is the same as `causal` with 'xla', by a loop over blocks of queries.
-  All blocks have one shape, so that little is compiled. On an H100, the
-  products of one block took 14 s to compile, with the tuning of each.
+  The result is the same as that of `causal` with 'xla'. It is computed in a
+  loop over blocks of queries. All blocks have one shape, so that little is
+  compiled. On an H100, the products of one block took 14 s to compile and tune.
   """
   length, keys = q.shape[1], jnp.arange(q.shape[1])
   blocks, ids = (cudnn_attention.padded_row(x, block) for x in (q, segment_ids))
@@ -379,11 +382,12 @@ def self_test(
 ) -> None:
   """Raises a RuntimeError if results on random rows differ from the reference.
 
-  The results are outputs, with and without a backward pass, and gradients of
-  packed rows. Some documents are empty, and the last row ends early and has
-  large values in its padding. The longest rows are tested with the model's
-  window and with a short one, so that the graphs of training are among those
-  tested if `rows` and `max_segments` are those of training, for one device.
+  The rows are packed. The results are the outputs, with and without a backward
+  pass, and the gradients. Some documents are empty, and the last row ends early
+  and has large values in its padding. If the model has a sliding window, the
+  longest rows are tested with this window and with a short one. If `rows` and
+  `max_segments` are those of training on one device, the graphs of training are
+  among the tested graphs.
   """
   windows = (sliding_window,) + (
       (min(sliding_window, 24),) if sliding_window else ())

@@ -5,15 +5,16 @@
   packed    one call over all rows, given the offset of each document (Hopper)
   padded    each document in a separate row, padded to the longest
 
-Documents are placed end to end in a row. Their segment ids count from 1 in the
-order of the row, an id that is left out is an empty document, and 0 is the
-padding at the end of the row. Results at padding are 0.
+Documents are placed end to end in a row. The segment ids number the documents
+of a row from 1, in their order. An id that no token has belongs to an empty
+document. The id 0 marks the padding at the end of the row, where results are 0.
 
 jax.nn.dot_product_attention has no argument for offsets. `packed` thus uses two
 internal primitives of jax. Their arguments are the same in jax 0.10.2 and
-0.11.2; 0.12 adds two for a function that changes the scores. The function of
-jax that surrounds them is not used, as in 0.10.2 it multiplies the offsets of
-keys by the number of query heads, which is wrong for grouped queries.
+0.11.2. In 0.12 they have two more, for a function that changes the scores.
+jax's own function around these primitives is not used. In 0.10.2 it multiplies
+the offsets of keys by the number of query heads, which is wrong for grouped
+queries.
 """
 
 import functools
@@ -138,10 +139,11 @@ def padded(
     longest: int | None = None,
     sliding_window: int | None = None,
 ) -> Float[Array, 'B T H d']:
-  """Returns causal attention within documents, by a row for each document.
+  """Returns causal attention within documents, with one row per document.
 
-  Documents are moved to rows of their own for cuDNN, and the results are moved
-  back. The result is that of `packed`, for GPUs before Hopper.
+  The documents of a packed row are copied to rows of their own for cuDNN, and
+  the results are copied back. The result is the same as that of `packed`, but
+  this function also runs on GPUs before Hopper.
 
   Args:
     q: Queries, rotated but not scaled. H is a multiple of K.
@@ -149,8 +151,9 @@ def padded(
     v: Values.
     segment_ids: Number of each token's document; see the top of this file.
     max_segments: Largest id of a document.
-    longest: Number of tokens of the longest document; default: T.
-    sliding_window: Number of keys that a query sees, itself included.
+    longest: Number of tokens of the longest document. Default: T.
+    sliding_window: Number of keys that a query sees, including the key at its
+      own position.
   """
   rows, row = segment_ids.shape
   longest = longest or row

@@ -1,15 +1,16 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Experts of many tokens: a row for each choice, with rows sorted by expert.
+"""Experts of many tokens: one row for each choice, with rows sorted by expert.
 
-A choice is a pair of a token and one of its experts. A row is a token's vector
-that is multiplied by the matrices of one expert.
+A choice is a pair of a token and one of its experts. Its row is the vector of
+the token, which is multiplied by the matrices of the expert.
 
-Where devices share the experts, each gets the tokens of all of them, and most
-choices are of experts elsewhere. A device then has room for twice its share of
-all choices. It computes its own in as many passes as they need, nearly always
-in one, so that no choice is dropped. Tokens and rows find each other by gathers
-alone, forward and backward: no result depends on the order of a sum.
+If devices share the experts, each device gets the tokens of all these devices,
+but most choices are of experts on other devices. A device has room for twice
+its share of all choices. It computes the choices of its experts in as many
+passes as they need, which is nearly always one, so that no choice is dropped.
+Tokens and rows are moved by gathers alone, in the forward and the backward
+pass. No result therefore depends on the order of a sum.
 """
 
 from collections.abc import Callable
@@ -48,15 +49,16 @@ def mixed(
   """Returns the weighted sum of the outputs of each token's experts.
 
   Args:
-    product: Function that multiplies each row with the matrix of its expert.
+    product: Function that multiplies each row by the matrix of its expert.
     block: Number of rows in a block. Each expert has a whole number of blocks.
-    unit: Divisor of the number of all rows.
+    unit: Number that divides the number of rows of a pass.
     ways: Number of devices that share the experts.
-    x: Tokens of all these devices.
-    ids: Experts of each token. Ids of E or more are of other devices.
-    weights: Weights of their outputs.
-    kernels: Matrices of the gates [E D F], the upward [E D F] and the downward
-      projections [E F D] of this device's experts.
+    x: Tokens of all the devices that share the experts.
+    ids: Experts of each token. Ids of E or more are experts on other devices,
+      whose outputs are left out of the sum.
+    weights: Weights of the experts' outputs.
+    kernels: Matrices of the experts on this device: the gates [E D F], the
+      upward projections [E D F] and the downward projections [E F D].
   """
   def add(rows: _Pass):
     output = _outputs(product, rows.starts, _take(x, rows.tokens), *kernels)

@@ -3,11 +3,12 @@
 """Mixtures of experts: a router, and gated MLPs of which a token uses a few.
 
 No token is dropped: an expert takes as many tokens as the router sends to it.
-All shapes are static. On CPUs, and for few tokens anywhere, all experts compute
-all tokens: a decode reads nearly all experts in any case. For many tokens, the
-tokens are sorted by expert, so that each one is multiplied by its experts only
-(`expert_rows`). The products are those of `grouped_tpu` and `grouped_gpu`,
-where the compilers would repeat rows for each expert.
+All shapes are static. On CPUs, and for few tokens on any device, every expert
+computes every token, because a decode reads the weights of nearly all experts
+in any case. For many tokens, the tokens are sorted by expert, so that each
+token is multiplied by the matrices of its own experts only (`expert_rows`).
+`grouped_tpu` and `grouped_gpu` compute these products. Without them, the
+compilers would repeat rows for each expert.
 
 Source: Qwen3MoeForCausalLM of transformers; Fedus et al. 2021,
 arXiv:2101.03961, equations 4 to 6, for the balance of the load.
@@ -88,10 +89,11 @@ def route(logits: Float[Array, 'N E'], count: int, normalised: bool,
 
 
 def recorded(ids: Int[Array, '*N k'], count: int) -> Int[Array, '*N k']:
-  """Returns the numbers of experts, from 0, in the form to keep: from 1.
+  """Returns expert numbers as they are stored: from 1 instead of from 0.
 
-  The result has 1 byte per number if `count`, the number of experts, is below
-  256, and else 2. A 0 in a record means that the token's experts are not known.
+  A stored number has 1 byte if `count`, the number of experts, is below 256,
+  and otherwise 2 bytes. A stored 0 means that the token's experts are not
+  known.
   """
   return (ids + 1).astype(record_dtype(count))
 

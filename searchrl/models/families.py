@@ -152,12 +152,12 @@ def _experts(raw: Mapping[str, Any], path: pathlib.Path) -> Experts:
 
 def check_values(raw: Mapping[str, Any], path: pathlib.Path, **values: Any
                 ) -> None:
-  """Raises a ValueError if config.json has another value for a key.
+  """Raises a ValueError for a value in config.json that is not implemented.
 
   Args:
-    raw: Content of config.json. A key that it lacks is right.
+    raw: Content of config.json. A key that is missing there is accepted.
     path: Path of config.json, for the error.
-    **values: The only value that is implemented for each key.
+    **values: Keys to check, each with the only value that is implemented.
   """
   for key, value in values.items():
     if raw.get(key, value) != value:

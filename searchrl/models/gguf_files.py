@@ -103,11 +103,11 @@ def find(path: str) -> pathlib.Path:
 
 
 def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
-  """Writes the folder of a GGUF file.
+  """Unpacks a GGUF file into a folder in the format of Hugging Face.
 
   Args:
     file: Path of the file.
-    folder: Path of the folder, which is new. It is removed after an error.
+    folder: Path of the folder, which must be new. It is removed after an error.
 
   Raises:
     ValueError: See `unpacked`.
@@ -191,10 +191,10 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
 
 def _llama3_scaling(factors: np.ndarray, raw: Mapping[str, Any],
                     file: pathlib.Path) -> dict[str, Any]:
-  """Returns the settings of Llama 3's scaling that have these factors.
+  """Returns the settings of Llama 3's rotary scaling for given factors.
 
-  See `Llama3Rope`. The settings are those of all published models, except for
-  the largest factor, which is read from the file.
+  See `Llama3Rope`. The setting `factor` is the largest of the factors, which
+  come from the file. The other settings are those of all published models.
   """
   scaling = {'rope_type': 'llama3', 'factor': float(factors.max()),
              'low_freq_factor': 1.0, 'high_freq_factor': 4.0,

@@ -28,12 +28,14 @@ def product(
     matrices: Float[Array, 'E K N'],
     starts: Int[Array, 'E+1'],
 ) -> Float[Array, 'P N']:
-  """Returns each row's product with the matrix of its group, [P N].
+  """Returns the product of each row with the matrix of its group, [P N].
 
   Args:
-    x: P rows of width K, sorted by group; those that fill up a block are 0.
+    x: P rows of width K, sorted by group. Each group is filled up to whole
+      blocks with rows that are 0.
     matrices: Matrices of the groups.
-    starts: First block of each group, and the first block after all groups.
+    starts: Index of the first block of each group, and then the index of the
+      first block after all groups.
   """
   return _by_row(x, matrices, starts, is_transposed=False)
 

@@ -3,9 +3,10 @@
 """Products of rows with the matrices of their groups, for TPUs.
 
 A group is the rows that are multiplied by one matrix, such as the tokens of one
-expert. Products are `jax.lax.ragged_dot`. For the gradient of the matrices, the
-TPU's compiler would multiply all rows for each group and mask the result. They
-are computed by the kernel of megablox instead, which jax has.
+expert. `jax.lax.ragged_dot` computes the products. For the gradient of the
+matrices, however, the TPU's compiler would multiply all rows for each group and
+mask the result. The megablox kernel, which is part of jax, computes this
+gradient instead.
 """
 
 import functools

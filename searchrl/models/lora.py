@@ -61,9 +61,10 @@ class Lora:
 
 
 def _names(lora: Lora, config: TransformerConfig) -> list[str]:
-  """Returns the matrices of a layer that have adapters.
+  """Returns the names of the arrays of a layer that have adapters.
 
-  In a mixture, the gates of all experts are one array, and so on.
+  In a mixture of experts, `expert_gate` has the gates of all experts, for
+  example.
   """
   layer = transformer.abstract(config)['layers']
   return [target if target in layer else f'expert_{target}'

@@ -46,15 +46,16 @@ def token_outputs(
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T'], Load | None]:
   """Returns log pi(tokens[:, t] | tokens[:, :t]) and the entropy at each t.
 
-  The third result says how much each expert was used, if there are experts.
+  The third result says how much each expert was used; it is None if there are
+  no experts.
 
-  The shift by one happens here and nowhere else: entry t belongs to
+  The shift by one position happens here and nowhere else: entry t belongs to
   tokens[:, t]. The first entry of a row is 0. In a packed row, the first entry
-  of each document is 0. So are the entries that are not `read`, if it is given;
-  their logits are not computed.
+  of each document is 0. If `read` is given, the entries at which it is False
+  are also 0, and their logits are not computed.
 
   Log-probs and entropies are float32 and in nats. Logits are divided by the
-  temperature, as in the sampler. They are computed for `chunk` tokens per row
+  temperature, as in the sampler. Logits are computed for `chunk` tokens per row
   at a time, so that an array [B T V] never exists. The other arguments are
   those of `forward_with_load`.
   """

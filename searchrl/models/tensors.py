@@ -182,14 +182,14 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 def sources(leaves: Params, names: Mapping[str, str]) -> Params:
   """Returns a tree like `leaves` that says which tensors each leaf consists of.
 
-  The entries are `Source`s. `leaves` is a tree of arrays, or of their shapes,
-  and `names` has the part of a tensor's name for each key of the tree.
+  The entries are `Source`s. `leaves` is a tree of arrays or of their shapes.
+  `names` maps each key of the tree to a part of a tensor's name.
 
-  A tensor's name is made of the names of the leaf's keys, and a suffix:
-  layers/q/kernel is 'model.layers.{}.self_attn.q_proj.weight', if `names` has
-  'model.layers.{}' for layers and 'self_attn.q_proj' for q. The first {} is the
-  number of the layer, and a second {} that of the expert. A key whose name is
-  empty is left out.
+  A tensor's name consists of the parts for the leaf's keys, and a suffix. If
+  `names` maps layers to 'model.layers.{}' and q to 'self_attn.q_proj', the name
+  for layers/q/kernel is 'model.layers.{}.self_attn.q_proj.weight'. The first {}
+  stands for the number of the layer, and a second {} for the number of the
+  expert. A key whose part is empty is left out.
   """
   def source(path, leaf):
     keys = [key.key for key in path]

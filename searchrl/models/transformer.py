@@ -292,33 +292,35 @@ def forward_with_load(
 
   Args:
     params: Parameters as described at the top of this file.
-    tokens: Right-padded rows of token ids, so that no token attends to padding.
+    tokens: Rows of token ids. Padding is on the right, so that no token attends
+      to it.
     config: Shape of the decoder.
-    segment_ids: Number of each token's document in a packed row.
+    segment_ids: Number of each token's document in a packed row; 0 for padding.
     positions: Position of each token in its document. Default: 0, 1, 2, ...
     remat: Activations of a layer that the backward pass recomputes. False:
-      none. True or 'nothing': all, because nothing is saved. 'dots': all but
-      the matrix products, which are saved.
+      none. True or 'nothing': all, because nothing is saved. 'dots': all except
+      the results of matrix products, which are saved.
     dtype: Data type of activations, and of parameters in products. Norms and
       softmax are computed in float32.
-    attend: Function `attention.causal`, or a partial of it with an
-      implementation.
-    used: Function from one layer's stored parameters to those that the layer
-      computes with.
-    constrain: Function from activations [B T D] and their place to the same
-      array, such as a partial of `activations.split_by_tokens`.
-    flat: Flag that flattens rows for products. Rows whose positions are split
-      over devices must stay apart: flat, they would be gathered.
-    mixed: Function `experts.mixed`, or one of `experts.sharded`.
-    routing: Experts of each token in place of those that the router would
-      choose, as `experts.recorded`: the k of the first layer, and so on.
+    attend: Function with the arguments of `attention.causal`, such as a partial
+      of it with an implementation.
+    used: Function from one layer's stored parameters to the parameters with
+      which the layer computes.
+    constrain: Function from activations [B T D] and the name of their place to
+      the same values, such as a partial of `activations.split_by_tokens`.
+    flat: Whether rows are flattened for products. It must be False if devices
+      split the positions of a row: flattening would gather them.
+    mixed: Function `experts.mixed`, or a function from `experts.sharded`.
+    routing: Experts of each token that replace the router's choices, as in
+      `experts.recorded`: k of the first layer, then k of the next, and so on.
 
   Returns:
-    The last layer's normalised output, in `dtype`; and the load of each layer's
-    experts, without padding, or None if there are no experts.
+    The last layer's normalised output, in `dtype`, and the load of each layer's
+    experts. With `segment_ids`, the load leaves out padding. The load is None
+    if there are no experts.
 
   Raises:
-    ValueError: remat has another value.
+    ValueError: `remat` has another value.
   """
   rows, length = tokens.shape
   if positions is None:

@@ -301,7 +301,10 @@ def _add_ends(path: pathlib.Path, eos_id: int | list[int] | None) -> None:
 
 
 def _check_replaceable(path: pathlib.Path) -> None:
-  """Raises a ValueError if a path is not an export that may be replaced."""
+  """Raises a ValueError unless a path is new or an export.
+
+  An interrupted replacement is undone.
+  """
   old = path.with_name(f'.{path.name}.old')
   if old.exists() and not path.exists():
     old.rename(path)  # undo: a run was killed between the two renames
@@ -314,7 +317,10 @@ def _check_replaceable(path: pathlib.Path) -> None:
 
 
 def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
-  """Replaces a folder with a finished one and keeps its other files."""
+  """Moves `new` to `path`.
+
+  Files that only the old `path` has are kept, except its weights.
+  """
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)
   if path.exists():

@@ -25,19 +25,19 @@ def of_run(folder: pathlib.Path, config: str, flags: Sequence[str],
            arm: str = '') -> list[str]:
   """Returns the config fields in which a run differs from its command.
 
-  Compared are the fields on which a paper's numbers depend. Fields that the
-  command leaves to the model or the data are not compared.
+  Only fields on which a paper's numbers depend are compared. A field is left
+  out if the command lets the model or the data decide its value.
 
   Args:
     folder: Directory of the run.
-    config: Name of the config in configs/, perhaps with :KEY=VALUE.
+    config: Name of the config in configs/, perhaps followed by :KEY=VALUE.
     flags: Flags of the command.
-    arm: Name of the run, if the config is a sweep of several runs; '': it is
-      none.
+    arm: Name of the run within a sweep of several runs. '': the config is not a
+      sweep.
 
   Returns:
-    A text for each field, such as "train.num_steps=4, not 1005". [] if the
-    directory has no config.json.
+    A text for each such field, with the run's value and the command's value:
+    "train.num_steps=4, not 1005". [] if the directory has no config.json.
   """
   file = folder / 'config.json'
   if not file.is_file():

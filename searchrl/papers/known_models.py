@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models that can be named after a config's colon: papers' and small ones.
+"""Known models, which a config takes by name, as in model=qwen2.5-7b.
 
-The config.json of each is in searchrl/assets/shapes, so that every setting of
-every model can be printed and planned offline.
+These are the models of the papers and some small models. The config.json of
+each model is in searchrl/assets/shapes, so that every setting of every model
+can be printed and planned offline.
 """
 
 import dataclasses

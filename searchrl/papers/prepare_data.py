@@ -3,11 +3,15 @@
 """Makes the files that the papers use from published data sets.
 
 data_sets.toml has a table for each file of questions, of passages and of
-vectors, and in each entry
+vectors. A table of questions has an entry for each data set; the tables of
+passages and vectors are entries themselves. An entry has the keys
 
   at       the hub id of the data set and the file's path in it
   rows     its number of rows
   draw     the number of questions that are drawn from it at random
+
+A table of questions may also have the key
+
   merged   a file of Search-R1 that has the rows of all entries
 
 See configs/prepare_data.py.
@@ -141,10 +145,11 @@ def _make_questions(name: str, config, target: pathlib.Path) -> Entry:
 
 def _questions(file: pathlib.Path, part: str
               ) -> tuple[list[Question], Mapping[str, str]]:
-  """Returns all questions of a file, and which of them no text can answer.
+  """Returns all questions of a file, and the places of unanswerable questions.
 
-  The second value is the place in the file by uid, for questions whose gold
-  answers no text can match.
+  A question is unanswerable if no text can match its gold answers, or if a gold
+  answer is blank. The second result maps the uid of each such question to its
+  place.
   """
   left_out: dict[str, str] = {}
 

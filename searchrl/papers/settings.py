@@ -5,24 +5,28 @@ r"""Settings of the papers: values of config fields that each paper fixes.
   python -m searchrl.main \
       --config=configs/grpo.py:model=qwen2.5-7b,setting=study
 
-A setting is a table of PAPER/PAPER.toml. It applies to every model and fixes
+A setting is a table in PAPER/PAPER.toml. It applies to every model and fixes
 the values that a paper or its published scripts fix: batch, group, learning
 rates, warm-up, steps, KL, lengths, turns, engine, dialogue and reward. The
-algorithm stays the recipe's. The keys of a setting are
+algorithm stays that of the recipe. A setting has the keys
 
-  about, differs   what it is, and how it differs from the paper
-  base             the setting whose values it starts from
-  plays_base       true: the reward plays a frozen solver with the base's values
-  ours             values of config fields that are our decisions
-  set              for each config field, one or several rows with the keys
+  about, differs   its description, and its differences from the paper
+  base             the setting whose values are applied before its own values
+  plays_base       true: the reward uses a frozen solver with the base's values
+  ours             values of config fields that we have chosen
+  set              one or several rows for each config field
 
-  value            the field's value, or
-  share_of_steps   for warm-ups: the share of the steps, which gives updates
+A row has the keys
+
+  value            the value of the field, or instead of it
+  share_of_steps   for a warm-up: its share of the steps, from which its number
+                   of updates is computed
   source           the place in the paper or in its authors' scripts
-  sentence, note   the words of that place, and ours about it
+  sentence, note   the words of that place, and our note on them
   stated           the sentence's numbers, if the value is computed from them
-  ours             our reason, if the value is not the paper's
-  where            conditions, see `_holds`; the last row that holds counts
+  ours             our reason, if the value is not from the paper
+  where            conditions; see `_holds`. If the conditions of several rows
+                   of a field hold, the last row counts
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +44,8 @@ from searchrl.papers.known_models import Model
 class Row:
   """A value that a setting gives to a config field, and its source in a paper.
 
-  The keys of a row in the module's docstring are its attributes.
+  The attributes are the name of the field, and the keys of a row that the
+  module's docstring explains.
   """
 
   field: str

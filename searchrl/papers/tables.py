@@ -1,29 +1,33 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the papers, filled from runs: a paper's number beside ours.
+"""Tables of the papers, filled from runs: a paper's numbers beside ours.
 
-A table is a file such as search_r1/table2.toml. A figure without printed numbers
-has its runs in a file, too, as empirical_study/figure1.toml. The keys are
+A table is described by a file such as search_r1/table2.toml. A figure without
+printed numbers also has a file for its runs, such as
+empirical_study/figure1.toml. The keys of a file are
 
-  title, page, arxiv   what it is, and where it is in the paper
-  score                the score of the numbers, one of `scores.ANSWERS`
-  sets                 the columns: names of evaluation sets, and their 'mean'
-  rows                 for each row, how to measure it with a named model
-  small                the same with the tiny bases, on generated questions
-  groups               for each model, the rows with the paper's numbers; []
+  title, page, arxiv   title of the table, its page, and the paper's id
+  score                score of the numbers, one of `scores.ANSWERS`
+  sets                 columns: names of evaluation sets, and 'mean', their mean
+  rows                 for each row, how to measure it with a model of `groups`
+  small                for each row, how to measure it with the tiny bases, on
+                       generated questions
+  groups               for each model, its rows with the paper's numbers; []
                        where the paper prints none
 
-A row has the keys
+An entry of `rows` or `small` has the keys
 
-  config, flags        the config of the run, with {model} or {size}, and flags
-                       of its own, with {needed}, the folder that it needs
-  name                 the folder of the run; by default made of the config
-  arm                  the only run of a sweep, such as configs/engines.py
-  needs                a config whose run must exist before, or a dict of it
-                       with the keys above
-  method               the method's name in a comparison of several; '': none
-  engine               the engine of the test, if there are several; '': one
-  within               a folder of the run that has the scores; '': the run's
+  config, flags        config of the run (with {model} or {size}), and the
+                       run's own flags (with {needed}, the folder of the run
+                       in `needs`)
+  name                 folder of the run; by default made from the config
+  arm                  name of the one run of a sweep that is needed, if the
+                       config is a sweep, such as configs/engines.py
+  needs                config of a run that must exist before, or a dict with
+                       the keys above for this run
+  method               name of the method, if the run compares several; '': none
+  engine               engine of the evaluation, if there are several; '': one
+  within               folder inside the run that has the scores; '': the run's
 
 A row without a config cannot be measured yet.
 """
@@ -90,11 +94,14 @@ class Source(NamedTuple):
   """The runs that measure one row of a table with one seed.
 
   Attributes:
-    commands: The runs, in order: each needs the one before it.
+    commands: Commands of the runs, in order. Each run needs the run before it.
     scored: Folder in which the last run writes the scores.
-    method: Name of the method, if the last run compares several; else ''.
-    engine: Name of the test's engine, if the last run has several; else ''.
-    arms: For each command, the name of its run in a sweep; '': it is no sweep.
+    method: Name of the row's method, if the last run compares several methods;
+      otherwise ''.
+    engine: Name of the test's search engine, if the last run has several
+      engines; otherwise ''.
+    arms: Name of the run within a sweep, for each command; '' if the command is
+      not a sweep.
   """
 
   commands: tuple[_Command, ...]
@@ -137,13 +144,16 @@ def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
            **fields: str) -> Source:
   """Returns the runs that measure a row of a table with one seed.
 
-  Without a config, it has no commands, and the row cannot be measured.
+  If the entry names no config, the result has no commands, and the row cannot
+  be measured.
 
   Args:
-    way: Entry of the table's `rows` or `small`: how to measure the row.
+    way: Entry of the table's `rows` or `small`, which says how to measure the
+      row.
     runs: Folder of the runs.
-    seed: Seed of the runs, each in a folder of this name; None: the config's.
-    **fields: Values for {model} and {size} in the entry.
+    seed: Seed of the runs. Each run is then in a subfolder seed_<seed>. None:
+      the seed of the config, without a subfolder.
+    **fields: Values that replace {model} and {size} in the entry.
   """
   needs = way.get('needs', {})
   commands, arms, needed = [], [], ''
@@ -170,12 +180,13 @@ def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
 
 
 def run(config, workdir: str) -> None:
-  """Prints a table from the existing runs, and commands for the missing runs.
+  """Prints a table of the existing runs, and the commands of the missing runs.
 
   Args:
     config: Config of the job; see configs/paper_tables.py.
-    workdir: Directory that gets table.txt, table.json, table.html, table.tex
-      and to_run.txt, which has the flags of a run that can begin in each line.
+    workdir: Directory for table.txt, table.json, table.html, table.tex and
+      to_run.txt. Each line of to_run.txt has the flags of a run that can begin
+      now.
   """
   options = config.table
   table = load(options.name)
@@ -243,23 +254,25 @@ def cells(table: Mapping[str, Any], model: str, row: str,
           paper: Sequence[float], ways: Sequence[Source], *,
           is_small: bool = False, is_other: bool = False
          ) -> list[dict[str, Any]]:
-  """Returns the lines of the printed table for one row: one per evaluation set.
+  """Returns the lines of the printed table for one row, one per evaluation set.
 
   A line is a dict with keys of COLUMNS. It compares the paper's number with
-  ours. The verdict says whether the paper's number is in our interval, if all
-  searches were answered and the runs have the configs of their commands. In the
-  small version, only the paper's mean is shown, and if a run has one set, its
-  score is compared with the mean. A row is measured once all its seeds are
-  there.
+  ours. The verdict says whether the paper's number lies in our interval. It
+  does so only if all searches were answered and each run has the config of its
+  command. A row has our numbers only once the runs of all its seeds have
+  scores.
+
+  In the small version, only the paper's mean is shown. If a run has only one
+  evaluation set, its score on that set is compared with the mean.
 
   Args:
     table: Content of the table's file.
-    model: Name of the model, which is shown.
-    row: Name of the row, which is shown.
-    paper: The paper's numbers, one for each set, or none.
-    ways: The runs that measure the row, for each seed.
-    is_small: True if the tiny bases take the place of the paper's models.
-    is_other: True if a run has another config than its command.
+    model: Name of the model, as it is shown.
+    row: Name of the row, as it is shown.
+    paper: Numbers of the paper, one for each set; may be empty.
+    ways: Runs that measure the row, with one `Source` for each seed.
+    is_small: Whether the tiny base models replace the paper's models.
+    is_other: Whether the config of a run differs from that of its command.
   """
   names = [datasets.MEAN] if is_small else table['sets']
   papers = dict(zip(table['sets'], paper))
@@ -289,10 +302,11 @@ def cells(table: Mapping[str, Any], model: str, row: str,
 
 def _measured(ways: Sequence[Source], score: str
              ) -> dict[str, Measured]:
-  """Returns each set's score and its 95 % interval; {} without a run.
+  """Returns each set's score and 95 % interval; {} unless all runs have scores.
 
-  With several seeds, the score is their mean. The interval has the spread of
-  the seeds, by Student's t, and that of the questions, which the seeds share.
+  With several seeds, the score is the mean over the seeds. The interval then
+  combines the spread of the seeds, by Student's t, with the spread of the
+  questions, which are the same for all seeds.
   """
   from scipy import special  # slow to import
   files = [way.scores for way in ways]
@@ -352,14 +366,17 @@ def _read(file: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _table_of(folder: pathlib.Path) -> pathlib.Path | None:
-  """Returns the scores of a run or an evaluation; None if there are none."""
+  """Returns the file of scores of a run or an evaluation; None if missing."""
   return next((file for file in (
       folder / place / evaluator.TABLE
       for place in ('', 'evaluation/after')) if file.is_file()), None)
 
 
 def _is_there(folder: str) -> bool:
-  """Returns whether a run, or the run of a sweep, has scores or a model."""
+  """Returns whether a folder has scores or a model.
+
+  They may be in a subfolder: a run of a sweep.
+  """
   place = pathlib.Path(folder)
   return any(_table_of(folder) or (folder / 'model').is_dir()
              for folder in (place, *place.glob('*/')))

@@ -1,27 +1,29 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Advantages of rewards: relative to a group, to a critic or to the batch.
+"""Advantages: rewards relative to a group, to a critic or to the batch.
 
 `group_relative`, `leave_one_out` and `hop_group_relative` return one advantage
-per row. If any input is a JAX array they use JAX and work under jit. If all
-inputs are numpy arrays they compute on the host, in float64. Their arguments:
+per row. If any input is a JAX array, they use JAX and work under jit. If all
+inputs are numpy arrays, they compute on the host in float64. They share these
+arguments:
 
   rewards      Reward r of each row.
   group_ids    Group of each row, in [0, num_groups). Rows with the same id
                share a baseline.
-  in_baseline  False for a row that does not count and gets no advantage, such
-               as one whose search failed. Its reward may be NaN. By default all
-               rows count.
+  in_baseline  False for a row that is outside the baseline and gets the
+               advantage 0, such as a row whose search failed. The reward of
+               such a row may be NaN. By default, all rows count.
   num_groups   Number of possible ids, static. The default is B.
 
 `token_rewards`, `gae`, `reinforce_plus_plus` and `whiten` return one value per
 token. They skip the tokens outside `loss_mask`, which the policy did not
-sample. Rewards, values and discounts pass over an observation as if it took no
-time. The results are constants, and 0 outside the mask.
+sample: the policy's last token before an observation and its first token after
+it count as neighbours. The results have no gradient, and are 0 outside the
+mask.
 
-Shapes that do not match raise a ValueError. Outside jit, an id out of range or
-a NaN among the rewards that count raises one too. Under jit such a reward
-leaves its group without an advantage; `rollouts.scoring` prevents this case.
+Shapes that do not match raise a ValueError. Outside jit, an id out of range
+raises one, and so does a NaN among the rewards that count. Under jit, such a
+NaN leaves its group without valid advantages; `rollouts.scoring` prevents it.
 """
 
 from __future__ import annotations
@@ -362,7 +364,10 @@ def _check_one_a_row(rewards, loss_mask):
 
 
 def _check_rewards(rewards, member):
-  """Raises a ValueError on a NaN that counts; does nothing inside jit."""
+  """Raises a ValueError if a row in a baseline has a NaN reward.
+
+  It does nothing inside jit.
+  """
   if any(isinstance(x, jax.core.Tracer) for x in (rewards, member)):
     return
   for row in np.flatnonzero(np.isnan(rewards) & np.asarray(member))[:1]:

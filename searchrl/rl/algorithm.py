@@ -86,10 +86,11 @@ def question_hops(question: Question) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-  """Pure functions of an RL algorithm, and its requirements on the trainer.
+  """The pure functions of an RL algorithm, and its requirements on the trainer.
 
-  The counts of a loss's Means must depend on masks only. The learner can then
-  compute the global denominators before it runs the first micro-batch.
+  A loss consists of Means, which have a total and a count. The counts must
+  depend on masks only, so that the learner can compute the global denominators
+  before it runs the first micro-batch.
   """
 
   # Maps the global batch to a pytree of arrays whose first axis is B; jitted.

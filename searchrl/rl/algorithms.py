@@ -350,13 +350,14 @@ def reinforce_plus_plus(
 @regularized(kl_coef=0.0, kl_estimator='k3', entropy_coef=0.0,
              aggregation='sequence_sum', length=None)
 def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
-  """Makes HRPO: log pi times the advantage among rows of equal hop count.
+  """Makes HRPO: log pi times the advantage relative to rows of equal hop count.
 
-  A hop count is the number of facts that an answer needs. Hop-grouped relative
-  policy optimisation has a baseline even with one sample per question. `delta`
-  is added to the variance of the rewards of equal hop count; its default is
-  ours. (The HRPO of arXiv:2505.18454 is a different method, which changes the
-  model.)
+  A hop count is the number of facts that an answer needs. HRPO is hop-grouped
+  relative policy optimisation. Because questions of equal hop count share a
+  baseline, there is one even if each question has a single sample. `delta` is
+  added to the variance of the rewards of equal hop count; the source gives no
+  value, and the default is ours. (The HRPO of arXiv:2505.18454 is a different
+  method, which changes the model.)
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """
@@ -420,7 +421,10 @@ def _sequence_level(
 
 
 def _check_whole_rows(recipe, aggregation):
-  """Raises a ValueError unless tokens are summed: a row's log pi is a sum."""
+  """Raises a ValueError unless token losses are summed.
+
+  The log-prob of a row is a sum.
+  """
   if aggregation not in ('sequence_sum', 'sequence_sum_norm'):
     raise ValueError(
         "aggregation must be 'sequence_sum' or 'sequence_sum_norm' for "

@@ -49,10 +49,10 @@ def over_contexts(algorithm: Algorithm, contexts: int) -> Algorithm:
 def episodes(batch: Batch, contexts: int) -> Batch:
   """Returns a batch with one row per trajectory instead of one per context.
 
-  S is `contexts`, the number of rows of each trajectory in `batch`, one after
-  another. An array [B T] becomes [B/S S*T]: the contexts of a trajectory follow
-  each other in its row. Of an array [B], a trajectory keeps the entry of its
-  first context. But `in_loss` is True if it is True for any of its contexts.
+  In `batch`, each trajectory has S = `contexts` consecutive rows. An array
+  [B T] becomes [B/S S*T]: the contexts of a trajectory follow each other in one
+  row. An array [B] becomes [B/S] and keeps the entry of each first context.
+  Only `in_loss` differs: it is True if it is True for any of the contexts.
   """
   def joined(x: Any) -> Any:
     if x.ndim > 1:

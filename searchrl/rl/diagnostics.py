@@ -152,14 +152,15 @@ def describe(batch: Batch, estimate: Any, trained: Bool[np.ndarray, 'B']
 
 def mismatch(batch: Batch, trained: Bool[np.ndarray, 'B']
             ) -> dict[str, float]:
-  """Returns log-prob differences of sampler and learner on on-policy tokens.
+  """Returns how log-probs of sampler and learner differ on on-policy tokens.
 
-  They are absolute differences of log-probs (nats) and of probabilities;
-  KL(sampler || learner) by the estimators k1 and k3; the importance weights
-  pi_old / pi_behavior of the tokens, and their effective sample size as a share
-  of the tokens. These are near 0, 0, 0, 1 and 1 if both run the same model. The
-  dict is empty if there are no on-policy tokens. Only the rows that are
-  `trained`, [B], are read. They need `old_logprobs`.
+  The values describe the absolute differences of log-probs (nats) and of
+  probabilities; KL(sampler || learner) by the estimators k1 and k3; the
+  importance weights pi_old / pi_behavior of the tokens; and the effective
+  sample size of these weights as a share of the tokens. If sampler and learner
+  run the same model, these are near 0, 0, 0, 1 and 1. The dict is empty if
+  there are no on-policy tokens. Only rows for which `trained`, [B], is True are
+  read. These rows need `old_logprobs`.
   """
   where = batch.loss_mask & (batch.on_policy & trained)[:, None]
   if not where.any():

@@ -309,15 +309,16 @@ def aggregate(
     length: int | None = None,
     count_mask: Bool[Array, 'B T'] | None = None,
 ) -> Mean:
-  """Returns one value per token reduced to a Mean: a total and a count.
+  """Reduces one value per token to a Mean, which is a total and a count.
 
     token_mean         sum of all tokens        / tokens
     sequence_mean      sum of the rows' means   / rows
     sequence_sum       sum of the rows' sums    / rows
     sequence_sum_norm  sum of the rows' sums    / rows / length
 
-  Rows without policy tokens are left out. The count depends on the mask only,
-  and Means add up, so that micro-batches give the mean of the whole batch.
+  Rows without policy tokens are left out. The count depends on the masks only.
+  Means can be added, so the Means of the micro-batches add up to the Mean of
+  the whole batch.
 
   Args:
     per_token: Value of each token, [B, T].
@@ -325,8 +326,8 @@ def aggregate(
     how: Name of the aggregation, one of `AGGREGATIONS`.
     length: Constant of `sequence_sum_norm`, in tokens. The default is T; it
       must be given if micro-batches differ in T.
-    count_mask: Mask of the tokens whose number divides the sums of `token_mean`
-      and `sequence_mean`, [B, T]. The default is `loss_mask`.
+    count_mask: Mask of the tokens that are counted in the denominators of
+      `token_mean` and of the rows' means, [B, T]. The default is `loss_mask`.
 
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.

@@ -242,8 +242,9 @@ def objective(
 ) -> Callable:
   """Returns `Algorithm.loss`: a policy loss plus the regularizer's terms.
 
-  A term whose coefficient is 0 is left out and needs no scored field. If the
-  policy loss takes `count_mask`, the result takes `observed`, [B T]: a mask of
+  A term whose coefficient is 0 is left out, and the batch does not need the
+  scored field of that term. If the policy loss has an argument `count_mask`,
+  the returned function has an argument `observed`, [B T]. This is a mask of
   further tokens that all terms sum over; see `with_observations`.
   """
   def loss(policy, batch, advs, observed=None):
@@ -277,15 +278,16 @@ def objective(
 
 
 def with_observations(algorithm: Algorithm) -> Algorithm:
-  """Returns the algorithm trained on observations too, for comparison.
+  """Returns an algorithm that also trains on observations, for comparison.
 
-  The terms of `objective` also sum over `observed_tokens`, as if the policy had
-  written them. Denominators still count the policy's tokens only, so that the
-  policy's tokens keep their weights. An observation has the advantage of the
-  last policy token before it, which requested it. The advantages, the critic, a
-  KL in the reward and the filter still use the policy's tokens only. So do all
-  metrics except those of the terms and of a row's ratio. The algorithm must not
-  be `corrected` yet.
+  The terms of `objective` then also sum over `observed_tokens`, as if the
+  policy had written these tokens. The denominators still count the policy's
+  tokens only, so that these keep their weights. An observation has the
+  advantage of the last policy token before it, which is the end of the turn
+  that requested it. Only the policy's tokens are used for the advantages, the
+  critic, a KL in the reward and the filter. The same holds for all metrics
+  except those of the terms and of a row's ratio. If `corrected` is needed,
+  apply it to the result of this function, and not before.
 
   Raises:
     ValueError: The loss does not take `observed`.

@@ -16,16 +16,17 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory],
                contexts: int = 1) -> Batch:
   """Returns a batch with the fields `turn_ids`, `turn_rewards` and `state_ids`.
 
-  They have one entry per token, [B, T]. `turn_ids` has the number of the turn
-  that the token belongs to, from 1; 0 if the policy did not sample the token.
-  `turn_rewards` has the turn's reward at its last token, and NaN elsewhere.
-  `state_ids` has a number that is equal for turns of one group before which the
-  policy had read the same prompt and the same observations. Trajectories that
-  are not in the baseline have no turns.
+  Each field has one entry per token, [B, T]. `turn_ids` has the number of the
+  token's turn, from 1, or 0 if the policy did not sample the token.
+  `turn_rewards` has a turn's reward at the last token of the turn, and NaN
+  elsewhere. `state_ids` numbers the states in which turns begin. Two turns of a
+  group begin in the same state if the policy had read the same prompt and the
+  same observations before both. Trajectories that are not in the baseline have
+  no turns.
 
   Args:
     batch: Batch of numpy arrays, from `trajectory.collate`.
-    trajectories: Trajectories of its first rows, in order.
+    trajectories: Trajectories of the batch's first rows, in order.
     contexts: Number of rows per trajectory, one for each of its contexts: a
       trajectory whose context was full goes on in another row.
   """

@@ -253,10 +253,10 @@ def _number_to_ask(rounds: Rounds, groups: int, accepted: int, complete: int
 
 def _requests(questions: Sequence[Question], size: int,
               times_asked: collections.Counter, number: int) -> list[Request]:
-  """Returns `size` requests, for as many samples, of each question.
+  """Returns `size` requests for each question, one for each of its samples.
 
-  A question that was asked before gets new sample numbers, and so other random
-  numbers. `number` is the group number of the first question.
+  A question that was asked before gets new sample numbers, and therefore other
+  random numbers. `number` is the number of the first question's group.
   """
   requests = []
   for group, question in enumerate(questions, start=number):

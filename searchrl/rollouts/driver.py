@@ -54,7 +54,7 @@ class Budgets:
 
   @property
   def result_tokens(self) -> int:
-    """Tokens to which a tool's result is cut: as many as a query's passages."""
+    """Length to which a tool's result is cut: `top_k` passages, in tokens."""
     return self.top_k * self.passage_tokens
 
   def check(self, length: int) -> None:
@@ -115,8 +115,9 @@ def run(
     requests: The samples to draw. Samples of one question differ in their
       randomness.
     engine: The engine, with its weights loaded.
-    search: Search engine that answers all queries of a pass in one call, in a
-      thread of its own; or an `engine_wrappers.toolset` of the dialogue's tools.
+    search: Search engine that answers all queries of a pass in one call, which
+      has its own thread. An `engine_wrappers.toolset` of the dialogue's tools
+      is also possible.
     dialogue: Dialogue that writes prompts and observations, and reads actions.
     tokenizer: The tokenizer; see `agent.tokenizer`.
     budgets: Limits of the trajectories.
@@ -124,18 +125,20 @@ def run(
     policy_step: Step of the policy, which is written into the trajectories.
     schedule: The order in which slots are served.
     enough: Predicate that is called after each pass with the finished
-      trajectories. True means that the rest is not needed.
-    watch: Callback that receives each trajectory whenever it has grown: by an
-      action, by an observation, and by its end.
-    agree: Function from this process's search results, by slot, to the results
-      to use. If several processes run the same slots in lockstep, it returns
-      equal results on all of them; search_order must then be deterministic.
-    routing: Flag that adds to the trajectories the mixture-of-experts experts
-      that the engine chose for each token.
+      trajectories. If it returns True, the sampling ends, because the other
+      trajectories are not needed.
+    watch: Callback that receives a trajectory after each new action and each
+      new observation, and when the trajectory has ended.
+    agree: Function that maps this process's search results, by slot, to the
+      results that are used. If several processes run the same slots in
+      lockstep, it must return equal results on all of them. The search order of
+      the schedule must then be 'deterministic'.
+    routing: Whether to record, in the trajectories, the experts that the
+      mixture-of-experts layers of the engine chose for each token.
 
   Returns:
-    Trajectories without rewards in the order of `requests`, or None where one
-    was not needed; and the search calls.
+    A list and the search calls. In the order of `requests`, the list has a
+    trajectory without rewards, or None if the trajectory was not needed.
 
   Raises:
     ValueError: A prompt is longer than max_prompt_tokens.
@@ -274,7 +277,7 @@ class _Slots:
     entry.follow(tokens, opens_context=True)
 
   def _append(self, entry: Unfinished, budget: int) -> engines.Append:
-    """Returns a slot's pending tokens with the randomness of its next turn."""
+    """Returns an Append of pending tokens, with the next turn's randomness."""
     trajectory = entry.trajectory
     return engines.Append(
         slot=entry.slot, tokens=entry.pending, budget=budget, fresh=entry.fresh,
@@ -282,7 +285,7 @@ class _Slots:
                                 trajectory.sample, len(trajectory.turns)))
 
   def advance(self) -> list[Unfinished]:
-    """Decodes and handles stopped slots; returns the entries to feed next."""
+    """Decodes, handles slots that stopped, and returns entries to feed next."""
     while self.decoding and self.unread <= self.schedule.async_decode:
       self.engine.dispatch()
       self.unread += 1
@@ -321,11 +324,11 @@ class _Slots:
     self.engine.release(entry.slot)
 
   def _take_turn(self, stopped: engines.Stopped) -> Unfinished | None:
-    """Adds the action of a stopped slot to its trajectory.
+    """Adds the turn of a stopped slot to its trajectory, and acts on the turn.
 
     Returns:
-      The entry if it has tokens to append next; None if it has ended or waits
-      for a search.
+      The slot's entry if it has tokens to append next; None if its trajectory
+      has ended, or waits for a search or another tool.
     """
     entry = self.active[stopped.slot]
     text = tag_parser.until_stop(self.tokenizer.decode(stopped.tokens),

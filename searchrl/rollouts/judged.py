@@ -184,10 +184,10 @@ def score(trajectories: Sequence[Trajectory],
 
 
 def prompt(trajectory: Trajectory) -> str:
-  """Returns a prompt that asks a judge if a trajectory's answer is right.
+  """Returns a prompt that asks a judge whether a trajectory's answer is right.
 
-  It is this library's own grader prompt, of which the reply ends with a line
-  "Verdict: correct" or "Verdict: incorrect".
+  It is this library's own grader prompt. It tells the judge to end the reply
+  with a line "Verdict: correct" or "Verdict: incorrect".
   """
   question, answer = trajectory.question, trajectory.answer or ''
   texts = question.text, [*question.answers], answer[:_ANSWER_CHARS]
@@ -254,7 +254,8 @@ def _first_verdict(reply: Callable[[str, int], str | SearchError], prompt: str,
                    tries: int, grader: Grader) -> Verdict:
   """Asks for replies until one has a verdict, and returns that verdict.
 
-  It is a JudgeError if a reply fails or no reply of `tries` has a verdict.
+  The result is a JudgeError if a request for a reply fails, or if none of the
+  `tries` replies has a verdict.
   """
   text = ''
   for number in range(tries):

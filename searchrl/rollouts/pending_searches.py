@@ -1,14 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of tools that run in threads while slots decode, with a deadline each.
+"""Calls of tools in threads, each with a deadline, while slots decode.
 
-A slot (a row of the engine) submits the queries of a search, or the call of
-another tool. The results are returned later under that slot, which is their
-owner. Each tool has its own calls, so that a slow tool does not delay another.
-A search that raises, returns a wrong number of results or misses its deadline
-becomes a SearchError for each of its queries. Calls are counted here, where the
-deadline is, so a late search counts once, as a timeout. A late thread cannot be
-ended, but it is a daemon and does not keep the program alive.
+A slot, which is a row of the engine, submits the queries of a search or the
+call of another tool. The slot is the owner of the results, which are returned
+later with the slot as their key. Each tool has its own calls, so that a slow
+tool does not delay other tools. If a call raises an error, returns a wrong
+number of results or misses its deadline, each of its queries gets a
+SearchError. Calls are counted here, where the deadline is checked, so a late
+call counts once, as a timeout. Its thread cannot be ended, but it is a daemon
+thread and does not keep the program alive.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -72,9 +73,9 @@ class PendingSearches:
     self._held.setdefault(tool, []).append((owner, tuple(queries)))
 
   def start(self) -> None:
-    """Starts one call of each tool with all queries submitted for it.
+    """Starts one call for each tool, with all queries submitted to the tool.
 
-    A tool of which the maximum number of calls is running is left for later.
+    A tool has to wait while its maximum number of calls is running.
     """
     for tool in [*self._held]:
       if sum(t == tool for t, _, _ in self._running.values()) < self._limit:
@@ -100,8 +101,8 @@ class PendingSearches:
   def all(self) -> Results:
     """Waits for all results, and returns them by owner.
 
-    Owners are in the order of submission, tool by tool, in whichever order the
-    calls end.
+    The owners of each tool's results are in the order of submission, in
+    whichever order the calls end.
     """
     entries = [entry for *_, batch in self._running.values() for entry in batch]
     entries += itertools.chain.from_iterable(self._held.values())
@@ -132,10 +133,10 @@ class PendingSearches:
     return results
 
   def _take(self, wait_secs: float) -> Results:
-    """Returns the results of the next call that ends, by owner.
+    """Returns the results of the call that ends next, by owner.
 
-    It waits at most `wait_secs` seconds. Then it returns the timeout errors of
-    a late call, or {} if no call is late.
+    It waits at most `wait_secs` seconds. If no call has ended by then, it
+    returns the timeout errors of one late call, or {} if no call is late.
     """
     try:
       number, end, results = self._back.get(timeout=wait_secs)

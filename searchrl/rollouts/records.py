@@ -111,18 +111,20 @@ def in_rounds(
 def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
                   batch: Batch, advantages: Any, trained: np.ndarray,
                   contexts: int = 1) -> None:
-  """Writes the old log-probs and advantages that an update used to a file.
+  """Writes the old log-probs and the advantages of an update to a file.
 
-  Each trajectory has a line, with the values at its sampled tokens.
+  The file has a line for each trajectory, with the values at the tokens that
+  the policy sampled.
 
   Args:
     file: File to write, usually one per training step.
     trajectories: Trajectories in the order of the batch's rows.
     batch: Batch of B rows and T tokens per row, with `old_logprobs`.
-    advantages: Numpy array of the algorithm's advantages, [B] or [B, T], or an
-      `Estimate` that has them. Anything else is not written.
-    trained: True for the rows that were trained on, [B]. Others have no old
-      log-probs.
+    advantages: Advantages of the algorithm: a numpy array, [B] or [B, T], or an
+      `Estimate` that contains such an array. For any other value, no advantages
+      are written.
+    trained: True for the rows that were trained on, [B]. No old log-probs are
+      written for the other rows.
     contexts: Number of rows per trajectory.
   """
   per_row = getattr(advantages, 'advantages', advantages)

@@ -76,7 +76,7 @@ class Scorer:
     return results[0][0]
 
   def _checked_scores(self, trajectories: Sequence[Trajectory]) -> list[dict]:
-    """Returns the judge's scores, checked, as dicts of trajectories' fields."""
+    """Judges trajectories; returns a dict of checked score fields for each."""
     rounds = ([[t] for t in trajectories] if self.judge.one_by_one
               else [trajectories])
     scores = itertools.chain.from_iterable(map(self._judge_round, rounds))
@@ -138,7 +138,7 @@ class Scorer:
 
 
 def _scored(trajectory: Trajectory, fields: dict[str, Any]) -> Trajectory:
-  """Returns a trajectory with the fields of its scores, which JSON returned."""
+  """Returns a trajectory with score fields that were decoded from JSON."""
   turns = fields.get('turn_rewards')
   return dataclasses.replace(trajectory, **fields | {
       'turn_rewards': None if turns is None else tuple(turns)})

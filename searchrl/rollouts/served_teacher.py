@@ -116,9 +116,9 @@ class Teacher:
 def close(text: str, dialogue: Dialogue) -> str:
   """Returns the text of a turn with the stop string that a server leaves out.
 
-  The stop string is the first one with which the dialogue can parse the text.
-  If there is none, the text is returned unchanged. Text after a stop string
-  that is there already is cut.
+  The first stop string with which the dialogue can parse the text is added. If
+  there is none, the text is returned unchanged. If the text already has a stop
+  string, nothing is added, and the text after that string is cut.
   """
   if any(stop in text for stop in dialogue.stop_strings):
     return tag_parser.until_stop(text, dialogue.stop_strings)

@@ -168,10 +168,11 @@ class WeightSync:
 
 
 def _pieces_on(platform: str) -> Callable[[float], int]:
-  """Returns a function from the bytes of a matrix to the number of its pieces.
+  """Returns a function from a matrix's size in bytes to its number of pieces.
 
-  A matrix is moved between devices piece by piece. On TPUs it has at least 2
-  pieces, because a single one would be the whole matrix in main memory.
+  A matrix is moved between devices piece by piece. Except on GPUs, it has at
+  least 2 pieces, because a TPU would place the whole matrix in main memory if
+  it were moved as a single piece.
   """
   if platform == 'gpu':
     return lambda size: math.ceil(size / _LARGE)
@@ -204,16 +205,18 @@ def _copier(dtype: str, sharding: NamedSharding) -> Callable[[Any], Any]:
 
 def _moved(params: Any, *, source: Any, target: Any, dtype: str,
            pieces: Callable[[float], int]) -> Any:
-  """Returns params in the engine's form, moved to its shardings layer by layer.
+  """Returns params in the form of the engine, with the engine's shardings.
 
-  They are cast to `dtype`, and stacked layers become a tuple of layers.
+  The layers are moved one after the other. All params are cast to `dtype`, and
+  the stacked layers become a tuple of layers.
 
   Args:
     params: Parameters with stacked layers.
-    source: Shardings of the params, for each layer alone.
+    source: Shardings of the params, with an entry for each layer.
     target: Shardings of the result, in the structure of `source`.
     dtype: Dtype of the result.
-    pieces: Function from the bytes of a matrix to the number of its pieces.
+    pieces: Function from the bytes of a matrix to the number of pieces in which
+      the matrix is moved.
   """
   move = functools.partial(_gathered, dtype=dtype, pieces=pieces)
   stacked = params['layers']
@@ -263,12 +266,13 @@ def _gathered(leaf: jax.Array, source: NamedSharding, target: NamedSharding, *,
 
 def _route(before: np.ndarray, after: np.ndarray, target: NamedSharding
           ) -> list[NamedSharding]:
-  """Returns the shardings that a matrix takes in turn; the last is `target`.
+  """Returns the shardings that a matrix is given one after another.
 
-  `before` and `after` are the numbers of parts along each axis. If `target`
-  splits an axis further, the devices that share a copy exchange first, and then
-  the copies do. In a single step, the compiler would gather the whole matrix on
-  every device.
+  The last of them is `target`. `before` and `after` are the numbers of parts
+  along each axis, before the first and after the last step. If `target` splits
+  an axis into more parts than before, the devices that share a copy may
+  exchange their parts first, and the copies exchange afterwards. In a single
+  step, the compiler would gather the whole matrix on every device.
   """
   axis, copies = int(np.argmax(before)), target.mesh.shape['data']
   if (after <= before).all() or after[axis] > 1 or before[axis] % copies:
@@ -279,9 +283,10 @@ def _route(before: np.ndarray, after: np.ndarray, target: NamedSharding
 
 
 def _put(piece: jax.Array, sharding: NamedSharding, axis: int) -> jax.Array:
-  """Returns a piece of an array with the array's sharding.
+  """Returns a piece of an array, split as `sharding` splits the array.
 
-  In the piece, the array's `axis` is two axes: parts, and positions in a part.
+  The array's axis `axis` is two axes in the piece: a part's number, and the
+  position in the part, which is not split.
   """
   spec = _full(sharding, piece.ndim - 1)
   spec.insert(axis + 1, None)

@@ -63,14 +63,14 @@ def save(
 class Saver:
   """A context manager that saves in the background, one step at a time.
 
-  `save` copies the state, so that its buffers may be donated. Both the files
-  and the digests are made from this copy. An error in a save is raised by the
-  next save, by `wait`, or at the end. With several hosts, every process makes
-  the same calls, on a file system that they share.
+  `save` copies the state, so that the state's buffers may be donated. Both the
+  files and the digests are made from this copy. An error in a save is raised by
+  the next `save`, by `wait`, or at the end. With several hosts, every process
+  makes the same calls, on a file system that they share.
 
-  Arrays on CPUs are not copied: `save` returns once the step is committed, and
-  raises its own error. The cores that would write beside the next step are
-  those that compute it, and a copy would take as much memory as the state.
+  If all arrays are on CPUs, `save` does not copy them. It then returns once the
+  step is committed, and raises its own errors. Work in the background would use
+  the cores of the next step, and a copy as much memory as the state.
 
   Args:
     directory: Directory of all steps.
@@ -98,13 +98,13 @@ class Saver:
 
     Raises:
       ValueError: An argument breaks its rule. Nothing is written.
-      OSError: The write failed, for instance because the disk is full. Older
-        steps are whole.
+      OSError: The write failed, such as on a full disk. Older steps are whole.
     """
     self.wait()
     leaves, extra_text = _by_path(state), _to_json(extra)
     _check_save(self._directory, step, leaves)
     _check_room(self._directory, leaves)
+    host_memory.give_back()  # the update's, since writing takes memory, too
     path = self._directory / str(step)
     if jax.process_index() == 0:
       shutil.rmtree(path, ignore_errors=True)  # left behind by a killed save

@@ -6,9 +6,10 @@
   searchrl ask runs/dspo --question "Who founded ..."
   searchrl NAME [TEXT] [FLAGS]
 
-`searchrl NAME TEXT` is `python -m searchrl.main --config=configs/NAME.py:TEXT`,
-for each config that the package has; `train` takes the file of a config, of the
-package or of the user. All flags are those of `searchrl.main`.
+`searchrl NAME TEXT` is `python -m searchrl.main --config=configs/NAME.py:TEXT`.
+NAME is any config that the package has; `serve` is short for `serve_model`.
+`searchrl train FILE` takes the file of a config, either the package's or the
+user's. All commands take the flags of `searchrl.main`.
 """
 
 from importlib import metadata

@@ -65,16 +65,17 @@ def split(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
 
 def assign(config: config_dict.ConfigDict, settings: Settings, file: str
           ) -> None:
-  """Sets the fields of a config from texts of a command line, and locks it.
+  """Sets the fields of a config from command-line texts, and locks the config.
 
   Args:
     config: Config that a config file made.
-    settings: Texts by field. If a field has several, the last one counts, but
-      a tuple may have only one.
+    settings: Texts for each field. If a field has several texts, the last one
+      is used. A field that is a tuple must have only one text.
     file: Path of the config file, for errors.
 
   Raises:
-    ValueError: There is no such field, or a text is not of the field's type.
+    ValueError: There is no such field, a text is not of the field's type, or a
+      tuple has several texts.
   """
   has_all = all(_group_of(config, field) is not None for field in settings)
   added = {} if has_all else add_keywords(config, settings)

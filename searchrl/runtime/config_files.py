@@ -69,14 +69,14 @@ def _broken(file: pathlib.Path, error: Exception) -> ValueError:
 
 
 def _find(file: pathlib.Path) -> pathlib.Path:
-  """Returns a file's path; for a missing configs/NAME, that of the package."""
+  """Returns `file`, or the package's copy of it for a missing configs/NAME."""
   shipped = _SHIPPED / file.name
   return shipped if file.parent == pathlib.Path('configs') and (
       not file.is_file() and shipped.is_file()) else file
 
 
 def _provide() -> None:
-  """Makes the package's configs importable, after the user's configs."""
+  """Makes `import configs` find the user's configs, then the package's."""
   try:
     configs = importlib.import_module('configs')
   except ModuleNotFoundError:

@@ -90,12 +90,12 @@ def make_threads(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def to_compile_for(kind: Kind, count: int) -> Sequence[jax.Device] | None:
-  """Returns devices for which programs can be compiled without having them.
+  """Returns devices for which programs can be compiled without the hardware.
 
-  TPU programs compile on any machine that has libtpu, and GPU programs on any
-  machine that has jax's plugin for CUDA 12. The result is None if these are
-  missing, for a TPU slice of an unusual size, and for GPU hosts that are not
-  full.
+  TPU programs can be compiled on any machine that has libtpu. GPU programs can
+  be compiled on any machine that has jax's plugin for CUDA 12. The result is
+  None if the needed package is missing, if the TPU slice has an unusual size,
+  or if the GPUs need several hosts but do not fill them all.
   """
   if kind.torus is None:
     return _gpus_to_compile_for(kind, count)

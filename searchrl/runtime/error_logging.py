@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log filters: a failed write gives one message instead of many tracebacks.
 
-When a write fails, Orbax raises the error, but first logs it with a traceback
-in each of its threads. asyncio logs it again for each array, tensorstore
-reports each write that ends after Orbax's event loop, and Python each write
-that has not begun. The code that handles the raised error reports it, so all of
-these messages are dropped.
+When a write fails, each of Orbax's threads first logs the error with a
+traceback, and then Orbax raises it. asyncio logs the error again for each
+array. tensorstore reports each write that ends after Orbax's event loop has
+closed. Python reports each write that has not begun. All of these messages are
+dropped, because the code that handles the raised error also reports it.
 """
 
 from __future__ import annotations

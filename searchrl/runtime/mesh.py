@@ -63,18 +63,16 @@ def make(
   """Makes a mesh of devices. One size may be -1, for all remaining devices.
 
   Args:
-    data: Number of data-parallel ways. Parameters are replicated over them.
-    fsdp: Number of ways in which rows and parameters are split.
-    tensor: Number of ways in which heads, feed-forward width and vocabulary are
-      split.
-    expert: Number of ways in which rows and experts are split.
-    sequence: Number of ways in which the positions of each row and parameters
-      are split.
+    data: Size of the axis that splits rows. Parameters are replicated along it.
+    fsdp: Size of the axis that splits rows and parameters.
+    tensor: Size of the axis that splits heads, feed-forward and vocabulary.
+    expert: Size of the axis that splits rows and experts.
+    sequence: Size of the axis that splits a row's positions, and parameters.
     devices: Devices of the mesh. None: all devices, grouped by process.
 
   Raises:
-    ValueError: The axes do not multiply to the number of devices, or the slow
-      network between TPU slices would be within 'tensor'.
+    ValueError: The sizes do not multiply to the number of devices, or 'tensor',
+      'expert' or 'sequence' would cross the slow network between TPU slices.
   """
   devices = all_devices() if devices is None else devices
   sizes = _fill(_sizes(data=data, fsdp=fsdp, sequence=sequence, expert=expert,
@@ -126,7 +124,7 @@ def trains(count: int, rollout_devices: int, copy: int) -> int:
 
 
 def in_order(devices: Any, **sizes: int) -> Mesh:
-  """Returns a mesh of devices in the given order, with the sizes of `make`."""
+  """Returns a mesh of devices in the given order; `sizes` are as in `make`."""
   sizes = _sizes(**sizes)
   return Mesh(np.asarray(devices).reshape(*sizes.values()), tuple(sizes),
               axis_types=(AxisType.Auto,) * len(sizes))
@@ -162,9 +160,9 @@ def shardings(mesh: Mesh, tree_of_logical_axes: Any) -> Any:
 
 def check_divisible(mesh: Mesh, shape: Sequence[int], logical_axes: Axes,
                     name: str) -> None:
-  """Raises a ValueError unless every dimension splits evenly over the mesh.
+  """Raises a ValueError unless the mesh splits every dimension evenly.
 
-  `name` is the array's in the message, such as 'layers/wq'.
+  `name` is what the message calls the array, such as 'layers/wq'.
   """
   if len(shape) != len(logical_axes):
     raise ValueError(
@@ -233,9 +231,10 @@ def copied(x: Any, sharding: NamedSharding, dtype: Any = None) -> jax.Array:
 def resharded(mesh: Mesh, x: jax.Array, old: Axes, new: Axes) -> jax.Array:
   """Returns x split by the logical axes `new`, for use in a jitted function.
 
-  `old` says how x is split before. Without it, the compiler might split x by
-  `new` earlier. The gradient is resharded from `new` to `old`. If `new` splits
-  x unevenly, over several mesh axes, the compiler may gather all of x first.
+  `old` has the logical axes by which x is split so far. Without `old`, the
+  compiler might split x by `new` at an earlier point. The gradient is resharded
+  from `new` to `old`. If `new` splits x unevenly, over several mesh axes, the
+  compiler may gather all of x first.
   """
   for axes in (old, new):
     x = jax.lax.with_sharding_constraint(x, sharding(mesh, axes))
@@ -280,10 +279,10 @@ def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
 
 
 def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
-  """Returns the shape of the grid that a list of coordinates forms; () if none.
+  """Returns the shape of the grid that coordinates form; () if they form none.
 
-  The list is in row-major order: on each line of the last axis, coordinates
-  differ in one number only. The first ones of the lines form a grid again.
+  They are in row-major order: along a line of the last axis, one number alone
+  changes. The first points of the lines must form a grid in the same way.
   """
   if len(places) == 1:
     return ()
@@ -297,12 +296,12 @@ def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def summed_by_axis(torus: Mesh, tree: Any, axes: Any) -> Any:
-  """Returns the same arrays, whose gradients are summed axis by axis.
+  """Returns the same arrays, with gradients that are summed axis by axis.
 
-  It is for use in a jitted function. A device needs only a part of a summed
-  gradient: that of its part of the array. Over a torus of many chips, the
-  compiler sums the full gradient on every device, which sends twice as much. If
-  the sum is split along one axis after the other, it sends only parts.
+  It is for use in a jitted function. A device that has a part of an array needs
+  only this part of the summed gradient. Over a torus of many chips, the
+  compiler would sum the full gradient on every device, which sends twice as
+  much. Sums along one axis after the other send only parts.
 
   Args:
     torus: Mesh made by `torus`.
@@ -354,9 +353,10 @@ def local(mesh: Mesh) -> Mesh:
 
 def _arranged(devices: Sequence[Any], data: int, fsdp: int, tensor: int
               ) -> np.ndarray:
-  """Returns devices [data, fsdp, tensor]; the last axes have the fastest links.
+  """Arranges devices as [data, fsdp, tensor]; later axes get faster links.
 
-  jax.make_mesh refuses several GPU hosts, and splits no axes of a TPU's torus.
+  jax.make_mesh is not used, because it refuses the GPUs of several hosts and
+  does not split a torus axis of a TPU among several mesh axes.
   """
   slices = _slices(devices)
   if devices[0].platform != 'tpu' or slices == 1 and _have_holes(devices):

@@ -3,13 +3,13 @@
 """Multi-process runs: start, exchange, agree, and act once for all processes.
 
 A meeting is a point at which all processes wait for each other and exchange
-data. It uses the key-value store of jax's coordination service on the hosts. No
-device takes part, so that a meeting is possible before the first program and
-has a timeout. All processes must call these functions in the same order. If
-they do not, an error names the processes and the `tag` of their meetings. A
-thread that meets the same thread of the other processes beside the main thread
-needs a `channel`. With one process, these functions cost nothing and use no
-device.
+data. Meetings use the key-value store of jax's coordination service on the
+hosts. They use no device, so they are possible before the first program and
+have a timeout. All processes must call these functions in the same order. If
+they do not, an error names the processes and the `tag` of each process's
+meeting. A thread other than the main thread needs a `channel` for meetings with
+the same thread of the other processes. With one process, these functions cost
+nothing and use no device.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ _of_thread = threading.local()
 
 
 def channel(name: str) -> None:
-  """Lets the calling thread meet the same thread of the other processes.
+  """Gives the calling thread a channel for meetings with other processes.
 
-  Its meetings have an order of their own, independent of other threads'. Only
+  The thread then meets the threads that use this channel in the other
+  processes. The order of these meetings is independent of other channels. Only
   one thread of each process may use a channel at a time.
   """
   _of_thread.channel = _channels.setdefault(name, _Channel(f'searchrl/{name}'))
@@ -154,18 +155,22 @@ def is_first() -> bool:
 
 def exchange(tag: str, payload: bytes,
              timeout_secs: float | None = None) -> list[bytes]:
-  """Returns every process's bytes, in process order, on every process.
+  """Returns the payloads of all processes, in process order, on every process.
 
   Args:
-    tag: Purpose of this meeting. A tag may be used again.
-    payload: Bytes of any length. All of them pass through process 0.
-    timeout_secs: Time for which the first process waits for the last. None:
+    tag: Purpose of this call, at which all processes meet. A tag may be used
+      again.
+    payload: Bytes of any length from this process. The payloads of all
+      processes pass through process 0.
+    timeout_secs: Seconds to wait until all processes have arrived. None:
       SEARCHRL_MEETING_SECS.
 
   Raises:
     Left: Another process has ended early.
-    TimeoutError: Some processes did not arrive. It names them and the tag.
-    RuntimeError: Processes meet at different tags. Raised on all processes.
+    TimeoutError: Some processes did not arrive. The error names them and the
+      tag.
+    RuntimeError: The processes meet with different tags. All processes raise
+      it.
   """
   meetings = meet(tag, payload, timeout_secs)
   if any(other != tag for other, _ in meetings):
@@ -219,16 +224,17 @@ def share(items: Sequence[Any]) -> Sequence[Any]:
 
 def on_first(tag: str, function: Callable[[], Any],
              timeout_secs: float | None = None) -> Any:
-  """Calls a function on the first process; returns its result on all of them.
+  """Calls a function on the first process; returns its result on all processes.
 
   Args:
-    tag: Purpose of this meeting.
+    tag: Name of the purpose for which the processes wait for each other.
     function: Function that writes files, or reads files that may change. It
-      returns what JSON can hold. The other processes wait for it.
-    timeout_secs: Seconds that the wait may last. None: SEARCHRL_MEETING_SECS.
+      returns a value that JSON can hold. The other processes wait for it.
+    timeout_secs: Maximum waiting time in seconds. None: SEARCHRL_MEETING_SECS.
 
   Raises:
-    ValueError, OSError: The function raised it. Raised on all processes.
+    ValueError, OSError: The function raised this error on the first process.
+      All processes then raise it.
   """
   value, error = None, None
   if is_first():

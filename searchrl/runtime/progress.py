@@ -95,7 +95,7 @@ class Phase:
         seconds=round(self._pace(now) * max(self.total - self.done, 0)))
 
   def all(self, now: float) -> float:
-    """Returns the seconds that all units of the phase take, at its speed."""
+    """Returns the seconds that the whole phase takes at its speed so far."""
     return self._pace(now) * self.total
 
   def _pace(self, now: float) -> float:
@@ -200,7 +200,10 @@ class Display:
                      phase.is_run or phase.secs(now) >= WAIT_SECS)), None)
 
   def _beside(self, shown: Phase, now: float) -> list[str]:
-    """Returns texts about the present part of a run's step, if it is long."""
+    """Returns the name and age of the present part of a step, if it is long.
+
+    Otherwise it is [].
+    """
     inner = self._phases[self._phases.index(shown) + 1:]
     return [f'{phase.what} {_duration(phase.secs(now))}'
             for phase in inner[-1:]

@@ -165,7 +165,7 @@ class _Mirror:
           self._address, use_listings_cache=False)
 
   def pull(self) -> None:
-    """Makes the local folder equal to the newest turn of the store."""
+    """Makes the local folder equal to the newest turn (copy) in the store."""
     with (_plain_errors(self._address),
           progress.phase(f'Reading {self._address}')):
       while True:

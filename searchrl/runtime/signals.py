@@ -107,8 +107,9 @@ def say(text: str) -> None:
 class StopRequest:
   """A context manager that records whether Ctrl-C or SIGTERM has arrived.
 
-  A second Ctrl-C raises KeyboardInterrupt. It is for the main thread. When its
-  body ends, the previous signal handlers are restored.
+  A later Ctrl-C raises KeyboardInterrupt. Use the context manager in the main
+  thread only. At the end of the `with` block, the previous signal handlers are
+  restored.
 
   Args:
     notice: Function that the signal handler calls at the first request.

@@ -31,14 +31,14 @@ class Watchdog:
           dog.beat(f'step {step}')
           ...
 
-  The limit is 10 times the median of the last 64 intervals, but at least
-  `floor_secs`. A thread that never releases the interpreter's lock stops the
-  watchdog, too.
+  The limit between two beats is 10 times the median of the last 64 intervals,
+  but at least `floor_secs`. The watchdog runs in a thread. It cannot end the
+  process while another thread keeps the interpreter's lock (GIL).
 
   Args:
-    floor_secs: Smallest limit. It must be longer than the longest compilation,
-      save or evaluation without a beat.
-    clock: Function that returns seconds that never decrease.
+    floor_secs: Smallest limit, in seconds. It must be longer than the longest
+      compilation, save or evaluation without a beat.
+    clock: Monotonic clock, in seconds.
 
   Raises:
     ValueError: `floor_secs` is not positive.

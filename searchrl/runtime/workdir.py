@@ -28,16 +28,18 @@ _PACKAGES = ('searchrl', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint',
 
 @dataclasses.dataclass(frozen=True)
 class Workdir:
-  """Directory of a run of several processes, of which only the first writes.
+  """Directory of a run of several processes; only the first process writes.
 
-  All processes call its methods, which raise the same error in all of them.
+  All processes must call each method together. An error in the first process is
+  raised in all of them.
 
   Attributes:
     folder: Directory of the run.
-    config: Config of the run, with `allow_changes`.
+    config: Config of the run, with the field `allow_changes`.
     free: Names of config fields that may change, such as 'train.num_steps'.
-    unset: Names of config fields that have their default. A run that began
-      before such a field existed has behaved as by its default.
+    unset: Names of config fields that have their default value. A run that
+      began before such a field existed behaved as with this value, so that the
+      field counts as unchanged.
   """
 
   folder: pathlib.Path

@@ -1,3 +1,3 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Search engines: from a corpus to a SearchFn, from queries to passages."""
+"""Search engines: each makes a SearchFn (queries to passages) from a corpus."""

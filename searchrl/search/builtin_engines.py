@@ -37,16 +37,17 @@ FROM_THE_RUN = ('seed', 'steps', 'load_encoder', 'load_judge', 'load_model',
 
 @dataclasses.dataclass(frozen=True)
 class LocalModel:
-  """Size of a language model that an engine loads with `load_model`.
+  """Path and size of a language model that an engine loads with `load_model`.
 
   Attributes:
     path: Directory or hub id of the model; '' is the tiny base model.
     field: Config field that names the model, for errors.
     slots: Number of texts that are sampled at the same time.
-    length: Largest number of tokens of a text and its prompt.
+    length: Largest number of tokens of a prompt and its text together.
     dtype: Data type of the weights and of the KV cache.
     cache_tokens: Tokens in the KV cache of all slots; 0: slots * length.
-    shape: Directory or hub id of a model of the same shape; '': `path`.
+    shape: Directory or hub id of a model of the same shape, which the memory
+      plan reads; '': `path`.
   """
 
   path: str

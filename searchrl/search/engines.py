@@ -37,16 +37,18 @@ _COMBINE = {'needs_corpus': any, 'is_remote': any, 'reads_text_alone': all,
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """An engine as a config names it, with its inner engines.
+  """An engine as a config names it, together with its inner engines.
 
   Attributes:
     name: Key of ENGINES, or 'module:function'.
-    engine: The kind of engine.
+    engine: Kind of the engine.
     options: Options of the engine.
-    parts: Inner engines that it calls, such as the one behind a cache.
-    field: Config field of the options, for errors.
+    parts: Inner engines that the engine calls, such as the engine behind a
+      cache.
+    field: Config field that has the options, for error messages.
     needs_corpus, is_remote, reads_text_alone, is_identified,
-      depends_on_num_steps, is_joint: Traits of `Engine`, of the engine and its parts.
+      depends_on_num_steps, is_joint: Traits as in `Engine`, combined over the
+      engine and its parts.
   """
 
   name: str
@@ -84,7 +86,10 @@ class Spec:
     return rows
 
   def deadline_secs(self, queries: int) -> float:
-    """Returns the longest time, in seconds, for some queries; 0: no servers."""
+    """Returns the most seconds that `queries` queries may take.
+
+    It is 0 if no engine calls a server.
+    """
     return max(leaf.engine.deadline_secs(leaf.options, queries)
                for leaf in self.leaves)
 
@@ -223,21 +228,22 @@ def make(
     load_model: Callable[..., Any] | None = None,
     **options: Any,
 ) -> SearchFn:
-  """Returns the search engine of a name: a function from queries to passages.
+  """Makes the search engine that a name and options describe.
 
-  It maps a list of queries to one tuple of passages, or a SearchError, each. A
-  query gets at most its top_k passages. An engine receives those of the
-  keywords `seed` to `load_model` that its own function has.
+  The engine is a function from a list of queries to a list with a result for
+  each query: a tuple of at most top_k passages, or a SearchError. Of the
+  keywords `seed`, `steps`, `load_encoder`, `load_judge` and `load_model`, an
+  engine gets only those that its own function has.
 
   Args:
-    name: Key of ENGINES, or 'module:function' of a user.
-    corpus: Passages that are searched; None if `needs_corpus` is False.
+    name: Key of ENGINES, or 'module:function' for a user's engine.
+    corpus: Passages to search; None if the engine's `needs_corpus` is False.
     seed: Seed of the run.
     steps: Number of steps of the run; 0 outside of training.
     load_encoder: Function that loads a text encoder.
     load_judge: Function that loads a cross-encoder, such as `reranker.load`.
-    load_model: Function that loads a language model beside the policy, as
-      `policy.second` does; None where no policy is trained.
+    load_model: Function that loads a language model beside the policy, such as
+      `policy.second`; None where no policy is trained.
     **options: Options of the engine, which docs/search.md lists.
 
   Raises:

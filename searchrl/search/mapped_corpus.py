@@ -190,7 +190,7 @@ def _line(path: pathlib.Path, start: int) -> int:
 
 def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
              facts: dict[str, Any]) -> None:
-  """Writes the offsets, then the json, without which they are not read."""
+  """Writes the offsets, and then the json that makes readers accept them."""
   try:
     with atomic_files.new_file(_beside(path, 'npy')) as temporary:
       with temporary.open('wb') as file:

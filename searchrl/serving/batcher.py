@@ -69,16 +69,18 @@ class Batcher:
              ) -> list[futures.Future[Results]]:
     """Adds queries to those that wait for the engine, and returns at once.
 
-    Queries are not searched if their future is cancelled before their call.
-    They get SearchError('timeout') if their deadline has passed by then.
+    If a future is cancelled before the engine is called for its queries, these
+    are not searched. If the deadline has passed by then, they get
+    SearchError('timeout').
 
     Args:
       queries: Queries of one caller.
-      deadline: Time, by time.monotonic(), after which they are not searched.
+      deadline: Time after which the queries are not searched, by
+        time.monotonic().
 
     Returns:
-      Futures of the queries' results in their order, each for at most
-      `batch_queries` of them.
+      Futures of the results, in the order of the queries. Each future has the
+      results of at most `batch_queries` queries.
 
     Raises:
       Full: Too many queries are waiting, or the batcher is closed.

@@ -40,7 +40,7 @@ _COLD = 1e-3  # below it, float32 overflows
 
 
 class Refused(asgi.Refused):
-  """Exception: a field breaks a rule; without a field, the body does."""
+  """Exception: the field `param`, or the body if it is None, breaks a rule."""
 
   def __init__(self, param: str | None, rule: str, *, status: int = 400,
                code: str | None = None):
@@ -181,7 +181,10 @@ def _flag(record: _Record, name: str, parent: str = '') -> bool:
 
 
 def _logprobs(record: _Record, is_chat: bool) -> bool:
-  """Returns whether log-probs are requested: in a chat by true, else by 0."""
+  """Returns whether log-probs are requested.
+
+  A chat requests them by true, a completion by 0.
+  """
   value = record.get('logprobs', False)
   if is_chat or value is False:
     return _flag(record, 'logprobs')

@@ -17,7 +17,8 @@ class Metrics:
   """Metrics of one server, in their own registry.
 
   Args:
-    waiting: Function that returns the number of queries in no call yet.
+    waiting: Function that returns the number of queries that still wait for a
+      call of the engine.
   """
 
   def __init__(self, waiting: Callable[[], int]):

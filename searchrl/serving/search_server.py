@@ -122,8 +122,9 @@ class Server:
   async def _is_answering(self) -> bool:
     """Returns whether the search engine works.
 
-    It does if it has answered recently, or answers a test query now, or has too
-    many queries waiting to take one.
+    The engine works if it has answered recently or answers a test query now. It
+    also counts as working if it refuses the test query because too many others
+    are waiting.
     """
     if time.monotonic() - self._answered >= _FRESH_SECS:
       try:

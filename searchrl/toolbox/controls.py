@@ -20,9 +20,10 @@ from searchrl.trajectory import SearchError, Tool, ToolCall, ToolResult
 
 
 def _rng(call: ToolCall, seed: int) -> np.random.Generator:
-  """Returns a random generator that depends on a call and on the seed.
+  """Returns a random generator that is seeded by a call and by `seed`.
 
-  Of the call, the question, step, sample and turn count.
+  It depends only on the seed and on the question, step, sample and turn index
+  of the call.
   """
   text = f'{seed}/{call.question.uid}/{call.step}/{call.sample}/{call.turn}'
   return np.random.default_rng(
@@ -72,12 +73,12 @@ def random_number(most: int = 2000) -> Tool:
 
 def failing(of: str, share: float = 0.25,
             options: Mapping[str, Any] | None = None) -> Tool:
-  """Returns a built-in tool of which a fraction of the calls fails.
+  """Returns a built-in tool whose calls fail with a given probability.
 
   Args:
-    of: Name of the tool, a key of `toolbox.TOOLS`.
-    share: Fraction of the calls that fail, from 0 to 1.
-    options: Options of the tool.
+    of: Name of the built-in tool, a key of `toolbox.TOOLS`.
+    share: Probability that a call fails, from 0 to 1.
+    options: Options of the built-in tool.
 
   Raises:
     ValueError: `share` is outside [0, 1], or the tool cannot be made.

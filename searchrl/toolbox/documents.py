@@ -1,10 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tool `open`: reads a passage's document in windows, and finds a text.
+"""The tool `open`: reads a document window by window, and can find a text.
 
-A document is a passage with its neighbours in the corpus that have the same
-title, as in corpora that are cut into passages (wiki-18). A window holds whole
-words and at most a number of tokens.
+A document consists of neighbouring passages of the corpus with the same title.
+A corpus such as wiki-18 has several passages per document. A window, or page,
+of a document has whole words and at most a given number of tokens.
 """
 
 from collections.abc import Callable, Sequence

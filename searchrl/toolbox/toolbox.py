@@ -97,8 +97,8 @@ def built_in(name: str, options: Mapping[str, Any]) -> Tool:
 def _check(tools: Sequence[Tool]) -> None:
   """Raises a ValueError for tools that a dialogue cannot offer.
 
-  A name may be illegal, be a tag of the protocol or occur twice, or the
-  parameters may not be a JSON schema.
+  These are tools with a name that is illegal, is a tag of the protocol or
+  occurs twice, and tools with parameters that are not a JSON schema.
   """
   names = [tool.name for tool in tools]
   for tool in tools:

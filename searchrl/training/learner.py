@@ -80,8 +80,7 @@ class Learner:
 
   @property
   def scores_old(self) -> bool:
-    """True if `score` computes `old_logprobs`, or those of later mini-batches.
-    """
+    """True if `score` computes `old_logprobs` of all or later mini-batches."""
     return (self.minibatches > 1
             or 'old_logprobs' in self.train_step.algorithm.needs)
 
@@ -378,30 +377,31 @@ def make(
     rows: Number B of rows of every batch.
     length: Number T of tokens of every row of a batch.
     minibatches: Number of optimiser steps per batch, each on consecutive rows.
-    microbatch_rows: Number of packed rows per micro-batch, on all devices. The
-      default is 2, or the next multiple of the parts of a batch in the mesh.
+    microbatch_rows: Number of packed rows per micro-batch, over all devices.
+      Default: 2, rounded up to a multiple of the mesh's parts of a batch.
     pack_length: Number of tokens of a packed row. The default is T, rounded up
       to a multiple of the number of parts into which the mesh splits positions.
     max_segments: Maximum number of trajectories in a packed row.
-    fit_segments: Flag for an attention whose work is proportional to
-      `max_segments`. Batches with fewer trajectories per row then have fewer
-      places per row, a power of two. Steps are compiled for each such number.
-    temperature: Temperature of sampling. Log-probs are computed at it.
-    lora: Adapters that are trained on a frozen policy, instead of all its
-      parameters. A critic is still trained as a whole.
+    fit_segments: Whether a mini-batch with fewer trajectories per row has fewer
+      places per row, a power of two, which suits an attention that computes all
+      places. Steps are compiled for each number of places that occurs.
+    temperature: Temperature of sampling, at which log-probs are computed.
+    lora: Adapters that are trained on a frozen policy. None: all parameters of
+      the policy are trained. A critic is always trained as a whole.
     seed: Seed of the adapters' first values.
     critic_optimizer: Optimiser of the critic, if the algorithm needs values.
     critic_warmup: Number of the critic's updates before the policy's first.
-    offload_optimizer: Flag: moments are in the hosts' memory between updates.
-    lockstep: Function that is called before each dispatch, with the name of the
-      step and the arguments for which it is compiled; see
+    offload_optimizer: Whether the optimisers' moments are in the hosts' memory
+      between updates.
+    lockstep: Function that is called before each dispatch. It gets the name of
+      the step and the arguments for which the step is compiled; see
       `runtime.lockstep.LockstepCheck`.
     **forward_options: Fields of `train_step.ForwardOptions`: remat, dtype,
       attend, router_aux_loss_coef, router_replay.
 
   Raises:
-    ValueError: The numbers do not match, the algorithm allows one optimiser
-      step per batch but `minibatches` is larger, or a critic has no optimiser.
+    ValueError: The numbers do not match, a critic has no optimiser, or the
+      algorithm allows one optimiser step per batch but `minibatches` more.
   """
   ways = meshes.ways(mesh, 'batch')
   microbatch_rows = microbatch_rows or _multiple(_ROWS, ways)

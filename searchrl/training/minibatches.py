@@ -89,7 +89,7 @@ class MiniBatch:
 
 @dataclasses.dataclass(frozen=True)
 class PackedBatch:
-  """A batch, and its mini-batches packed into rows; empty ones are left out."""
+  """A batch and its packed mini-batches. Empty mini-batches are left out."""
 
   batch: Batch  # numpy arrays, [B T]
   minibatches: Sequence[MiniBatch]
@@ -110,10 +110,11 @@ class PackedBatch:
 
   def scored_later(self, score: Callable[['PackedBatch'], np.ndarray]
                   ) -> np.ndarray:
-    """Returns `score` of the later mini-batches, [B T], and NaN for the first.
+    """Returns `score` of all mini-batches but the first, as one array [B T].
 
-    `score` maps packed mini-batches to one number per token of the batch, as
-    `from_rows` does. The first optimiser step computes what is NaN itself.
+    The entries of the first mini-batch are NaN, because its optimiser step
+    computes them itself. `score` maps a PackedBatch to one number per token of
+    the batch, as `from_rows` returns them.
     """
     result = score(PackedBatch(self.batch, self.minibatches[1:], self.trained))
     for first in self.minibatches[:1]:

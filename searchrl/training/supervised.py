@@ -145,9 +145,10 @@ def fit(
 
 
 def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
-  """Returns state and record of the newest checkpoint, or the initial ones.
+  """Returns the state and record of the newest checkpoint, if there is one.
 
-  The record's 'recent' has the metrics of the updates since its last means.
+  Otherwise it returns `state` and a new record. The record's 'recent' has the
+  metrics of the updates after its last means.
   """
   with progress_lib.phase('Looking for a checkpoint'):
     _, state, record = checkpoint.restore(folder, state) or (
@@ -242,11 +243,12 @@ def _check_finite(record: Mapping[str, Any]) -> None:
 
 
 def _add_means(record: dict[str, Any], whole: bool) -> None:
-  """Changes a record before it is saved: adds means of its recent metrics.
+  """Adds the means of recent metrics to a record, before it is saved.
 
-  The recent metrics, those of the updates since the last means, become plain
-  numbers. If `whole`, their means are added and they are removed. `whole` is
-  False at a stop between two checkpoints.
+  record['recent'] has the metrics of each update since the last means. These
+  become plain numbers. If `whole` is True, their means are added to the record,
+  and record['recent'] is emptied. `whole` is False if the training stops
+  between two checkpoints.
   """
   recent = [{name: float(x) for name, x in values.items()}
             for values in record['recent']]

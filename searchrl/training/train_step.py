@@ -112,10 +112,10 @@ class TrainStep:
     """Jitted function that returns each token's log-prob in nats, [M R L].
 
     The arguments are (trained, frozen, layout, tokens [M R L], count, routing,
-    sampled [M R L]): trained parameters, frozen ones, where documents are in
-    rows, token ids, the number of micro-batches with tokens, the experts of
-    `Rows`, and True for the tokens to score; others have log-prob 0. The last
-    two may be left out.
+    sampled [M R L]). `trained` and `frozen` are parameters, as in `TrainStep`.
+    `layout` says where documents are in rows. `count` is the number of
+    micro-batches with tokens. `routing` has the experts of `Rows`. `sampled` is
+    True for the tokens to score; others get 0. The last two may be left out.
     """
     return self._jit_scoring(lambda trained, frozen, *rows: self._logprobs(
         self._policy_params(trained, frozen), *rows)[0])
@@ -124,9 +124,8 @@ class TrainStep:
   def values(self) -> Callable[..., Array]:
     """Jitted function that returns the critic's value of every token, [M R L].
 
-    The arguments are (critic's params, None, layout, tokens [M R L], count):
-    where documents are in rows, token ids, and the number of micro-batches with
-    tokens, after which all values are 0.
+    The arguments are (critic's params, None, layout, tokens [M R L], count), as
+    in the function above. Values of micro-batches without tokens are 0.
     """
     return self._jit_scoring(lambda params, frozen, layout, tokens, *_: (
         self._values(params, layout, tokens)))
@@ -137,13 +136,13 @@ class TrainStep:
 
     It maps (train_policy, state, frozen, rows, denominators, count) to (state,
     metrics, old). `frozen` has the base params of adapters. `rows` has M
-    micro-batches of R packed rows, of which the first `count` have tokens. The
-    state is donated. `train_policy` is static; if False, only the critic is
-    trained. Some metrics are Means over the rows. `old`, [M R L], has the
-    `old_logprobs` of the rows. Where they are NaN, or rows have none, they are
-    the log-probs of the policy before this step.
+    micro-batches of R packed rows. Only the first `count` micro-batches have
+    tokens. The state is donated. `train_policy` is a static argument; if it is
+    False, only the critic is trained. Some metrics are Means over the rows.
+    `old`, [M R L], has the `old_logprobs` of `rows`. Where these are NaN or not
+    given, `old` has the log-probs of the policy before this step.
 
-    It is one program. With `offload_optimizer`, it is those of `update_parts`.
+    It is one program, or with `offload_optimizer` those of `update_parts`.
     """
     if self.offload_optimizer:
       return functools.partial(self._update, self.update_parts)
@@ -201,7 +200,7 @@ class TrainStep:
         self._shapes, self.state_shardings())
 
   def abstract_routing(self, rows: Rows) -> jax.ShapeDtypeStruct | None:
-    """Returns shape and dtype of `Rows.routing`; None if it is not replayed."""
+    """Returns shape and dtype of `Rows.routing`; None if none is replayed."""
     options = self.shape.experts
     if not self.forward_options.router_replay or options is None:
       return None
@@ -309,7 +308,8 @@ class TrainStep:
   def _used_layer(self, layer):
     """Returns a layer's parameters, with gradients summed axis by axis.
 
-    Adapters are small, so that their gradients are summed as they are.
+    This needs a torus of chips. Without a torus, and for adapters, which are
+    small, the layer is returned as it is.
     """
     torus = meshes.torus(self.mesh)
     if self.lora or torus is None:
@@ -346,10 +346,10 @@ class TrainStep:
 
   def _gradient(self, network, alone, params, frozen, rows: Rows, denominators,
                 count):
-    """Returns the gradient of a network, metrics, and `old` of `update`.
+    """Returns the gradient of a network, metrics, and `old` as of `update`.
 
-    What is of the other network is left out, so that it need not run, unless
-    this network is `alone` in being trained.
+    What only the other network determines is left out, so that it need not run,
+    unless no other network is trained (`alone`).
     """
     trained = {network: params[network]}
     fixed = {name: x for name, x in params.items() if name not in trained}

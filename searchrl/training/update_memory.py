@@ -35,11 +35,12 @@ def programs(learner: Learner, rows: int
              ) -> list[tuple[Any, tuple[Any, ...]]]:
   """Returns the programs of an update, each with arguments without values.
 
-  There is one, or, if the moments are in the hosts' memory, two per network:
-  that of the gradient and that of the optimiser step.
+  An update is one program. If the optimisers' moments are in the hosts' memory,
+  an update has two programs per network instead: the first computes the
+  gradient, and the second makes the optimiser step.
 
   Args:
-    learner: Learner whose update is meant.
+    learner: Learner that makes the update.
     rows: Number of rows of a batch.
   """
   step, arguments = learner.train_step, learner.abstract_update(rows)
@@ -55,11 +56,12 @@ def programs(learner: Learner, rows: int
 def compiled(learner: Learner, rows: int) -> float:
   """Returns the memory per device of a compiled update, in bytes.
 
-  It is the compiler's number for temporary arrays, and the size of a packed
-  mini-batch. With moments in the hosts' memory there is also a gradient, and
-  the number is that of the largest program. The update is that of batches of
-  `rows` rows. The compiler of TPUs refuses a program that needs more memory
-  than a chip has. The result is then the number in its message.
+  It is the compiler's number for temporary arrays, plus the size of a packed
+  mini-batch. `rows` is the number of rows of a batch. If the moments are in the
+  hosts' memory, the update has several programs: the compiler's largest number
+  counts, and the size of a gradient is added. The compiler of TPUs refuses a
+  program that needs more memory than a chip has. In that case, the result is
+  the number in the compiler's message.
   """
   calls = programs(learner, rows)
   batch = meshes.bytes_of(calls[0][1][3])

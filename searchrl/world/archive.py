@@ -92,7 +92,8 @@ def problems(found: Sequence[Town], kind: str, rng: np.random.Generator
   Args:
     found: Towns, as `towns` returns them.
     kind: Kind of all questions, one of KINDS: 'fact' asks for a fact of a town,
-      'sum' and 'difference' for a result with its people and houses.
+      'sum' and 'difference' for the sum or the difference of its numbers of
+      people and houses.
     rng: Generator of the choices.
   """
   while True:

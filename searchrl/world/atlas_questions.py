@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions of 1 to 3 hops about the atlas, each with exactly one answer.
 
-A chain is a path of facts: the answer of a fact is the subject of the next. A
-question names the first entity of a chain and asks for the last answer. A hop
-is one fact of the chain. The answer of a hop is neither in the question nor in
-the passage of an earlier hop. The passages that an engine finds for a query
-before the last do not have a gold answer either.
+A chain is a path of facts: the answer of each fact is the subject of the next
+fact. Each fact of a chain is a hop. A question names the first entity of a
+chain and asks for the answer of the last hop. The answer of a hop is neither in
+the question nor in the passage of an earlier hop. The gold answer is not in the
+passages that an engine finds for any query before the last.
 """
 
 import collections
@@ -134,12 +134,15 @@ class AtlasQuestion:
 
 
 def split(atlas: Atlas, share: float, seed: int) -> frozenset[str]:
-  """Returns the keys of the entities with which only test questions begin.
+  """Draws the entities at which only questions of the test set may begin.
 
   Args:
     atlas: The atlas.
-    share: Expected fraction of the entities that are chosen, in [0, 1].
+    share: Expected fraction of the entities that are drawn, in [0, 1].
     seed: Seed of the choice.
+
+  Returns:
+    The keys of these entities.
   """
   return frozenset(key for key in atlas.entities
                    if _uniform(f'{seed}/split/{key}') < share)
@@ -148,19 +151,20 @@ def split(atlas: Atlas, share: float, seed: int) -> frozenset[str]:
 def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
          per_hop: int, seed: int, search: Search = lambda query: ()
         ) -> list[AtlasQuestion]:
-  """Returns questions that begin with some entities, in a random order.
+  """Returns questions that begin with the given entities, in a random order.
 
-  Half of the questions, if there are enough, are about famous entities. Each
+  Half of the questions begin with famous entities, if there are enough. Each
   half has about the same number of questions for each kind of chain.
 
   Args:
-    atlas: The atlas.
-    passages: Its passages.
-    keys: Keys of the entities.
+    atlas: Atlas of entities and facts.
+    passages: Passages of the atlas.
+    keys: Keys of the entities with which questions may begin.
     per_hop: Number of questions for each number of hops.
     seed: Seed of the choice and of the wording.
-    search: Function from a query to the passages that an engine finds. Before
-      the last hop, none of them may have the answer.
+    search: Function from a query to the passages that an engine finds. A
+      question is left out if a query before its last hop finds a passage with
+      its answer.
   """
   writer = _Writer(atlas, passages, seed, search)
   groups: dict[tuple[int, bool], dict[Any, list[tuple[Fact, ...]]]] = (
@@ -287,14 +291,15 @@ class _Writer:
 
   def _is_fair(self, text: str, chain: Sequence[Fact], places: Sequence[str],
                queries: Sequence[str]) -> bool:
-    """Returns whether each answer of a chain can be read only at its own hop.
+    """Returns whether no answer of a chain can be read before its own hop.
 
     Args:
-      text: Text of the question, which may contain no answer.
-      chain: Facts of the question.
-      places: Ids of the passages that contain the facts.
-      queries: Query for each fact. Passages that the engine finds for a query
-        before the last may not contain the last answer.
+      text: Text of the question. It may not contain any answer.
+      chain: Facts of the question, one per hop.
+      places: Ids of the passages that contain the facts. The last passage must
+        mention the last answer.
+      queries: Query for each fact. The passages that the engine finds for a
+        query before the last may not contain the last answer.
     """
     earlier = [text, *(self._text[place] for place in places)]
     if any(mentions(other, fact.answers) for hop, fact in enumerate(chain)
@@ -312,11 +317,12 @@ class _Writer:
                  in zip(names, entities, chain))
 
   def _poor(self, fact: Fact) -> tuple[Any, ...]:
-    """Returns queries that do not find a fact, for demonstrations of errors.
+    """Returns queries that fail to find a fact, for demonstrations of errors.
 
-    If the subject is the answer of other facts, the queries are for two of
-    these facts, each with its answer. Otherwise there is a query without the
-    subject, and the name of a similar entity.
+    If the subject of the fact is the answer of other facts, the result has at
+    most two pairs. A pair is the query for such a fact and the answer of that
+    fact. Otherwise, the result has two queries: the words for the relation
+    without the subject, and the name of a similar entity.
     """
     leading = sorted(
         (other for other in self._leading[fact.subject]

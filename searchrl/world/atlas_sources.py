@@ -122,7 +122,7 @@ def _currencies(draft: _Draft, cache: Any, codes: Any) -> dict[str, str]:
 
 
 def _languages(draft: _Draft, codes: Any) -> dict[str, str]:
-  """Adds the languages with a two-letter code; returns keys by this code."""
+  """Adds the languages that have a two-letter code; returns {code: key}."""
   result = {}
   for language in codes.languages:
     code = getattr(language, 'alpha_2', '')
@@ -207,7 +207,7 @@ def _country(draft: _Draft, code: str, name: str, row: Mapping[str, Any]
 
 
 def _listed(names: Iterable[str], most: int = 4) -> tuple[str, ...]:
-  """Returns names as one text, such as `A, B and C`; () without names."""
+  """Returns (text,) with at most `most` names, as in `A, B and C`, or ()."""
   chosen = list(dict.fromkeys(names))[:most]
   if not chosen:
     return ()

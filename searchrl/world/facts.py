@@ -170,12 +170,12 @@ def _drawn(seed: int, sizes: Mapping[str, int], source: names.NameSource,
 
 
 def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
-  """Returns the facts of common knowledge, of which a random part has changed.
+  """Returns the facts of common knowledge after a random part is changed.
 
   Args:
     fixed: World of common knowledge.
     share: Fraction of the facts that get another object.
-    seed: Seed of the draw.
+    seed: Seed of the random choices.
   """
   facts, rng = dict(fixed.facts), np.random.default_rng([seed, 20255])
   keys = list(facts)
@@ -206,10 +206,11 @@ def topic(world: World, chain: Chain) -> Topic | None:
 
 
 def remembered(world: World, chain: Chain) -> tuple[str, ...]:
-  """Returns the objects that memory gives for the steps of a chain.
+  """Returns the objects along a chain according to a model's memory.
 
-  Memory is common knowledge before any change. The chain must start with an
-  entity of common knowledge.
+  Memory is common knowledge before any change. Each step begins at the
+  remembered object of the step before, and the first at an entity of common
+  knowledge.
   """
   values, here = [], chain.start
   for relation in chain.relations:

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hard wording: passages that express facts in other words than queries.
+"""Hard wording: passages express facts in words that queries do not use.
 
-A query by name and relation shares only the name with the passage that contains
-the fact. The entity has other passages, and so have its namesakes, which are
-entities with a similar name. An engine that compares words therefore finds the
-right passage only by chance. An engine that represents the meaning of sentences
-finds it.
+A query consists of a name and a relation. It shares only the name with the
+passage that contains the fact. Other passages are about the same entity, or
+about its namesakes, which are entities with a similar name. An engine that
+compares words therefore finds the right passage only by chance. An engine that
+compares the meanings of sentences finds it.
 """
 
 from collections.abc import Sequence
@@ -102,8 +102,8 @@ def _text(world: facts.World, kind: str, name: str,
           rng: np.random.Generator) -> str:
   """Returns the text of a passage: two or three short sentences, shuffled.
 
-  They state the facts in `keys`. The others are distractors, which state no
-  fact. One of these may name a namesake.
+  There is a sentence for each fact in `keys`. The other sentences are
+  distractors, which state no fact. One distractor may mention a namesake.
   """
   subject = _called(kind, name)
   sentences = [

@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of fictional entities: unique, random, in disjoint splits.
 
-Every name is composed of parts (a first and a last name, a stem and "Works"),
-and every part is a made-up word: syllables and an ending that fits the kind.
-There are four sources of words:
+A name has one or two parts (a first and a last name, or a stem and "Works").
+Most parts are made-up words, which consist of syllables and an ending that fits
+the kind. A few, such as "Works" and "River", are fixed. There are four sources
+of made-up words:
 
   known    a fixed inventory, which an agent sees in training
-  fresh    drawn anew each time; teaches to copy words never seen before
+  fresh    words drawn anew each time; they teach an agent to copy new words
   unseen   words that no other source can ever draw: for evaluation
   common   a second fixed inventory, used only by common knowledge
 
-Namesakes are entities of hard worlds whose name is another name and a word of
-form ("New Korvik"). One entity's words therefore occur in the name of another.
+In a hard world, a namesake is an entity whose name is another entity's name
+with an addition ("New Korvik"). One entity's words therefore occur in the name
+of another.
 
 A word's CRC-32 decides whether it is unseen, so the split needs no list.
 """
@@ -190,8 +192,9 @@ def _pairs(rng: np.random.Generator, left: Iterator[str],
 def aliases(kind: str, name: str) -> tuple[str, ...]:
   """Returns other forms of an entity's name that count as a right answer.
 
-  'Elbava River' has the alias 'Elbava'. They depend on the name only, so that
-  entities whose names have the same stem share them.
+  For example, 'Elbava River' has the alias 'Elbava'. The aliases depend only on
+  the entity's kind and name. Entities of a kind whose names have the same stem
+  therefore have the same aliases.
   """
   name = stem(kind, name)
   first, _, rest = name.partition(' ')

@@ -142,8 +142,8 @@ def _plan(chain: facts.Chain, rng: np.random.Generator, habits: Habits
          ) -> list[str]:
   """Returns the relations that the agent looks up, in order.
 
-  They are those of the chain; with the probability of a wrong plan, one is
-  replaced at random, and the last may be missing.
+  They are usually the chain's relations. With probability `habits.wrong_plan`,
+  a random relation replaces one of them, and the last may then be left out.
   """
   plan = list(chain.relations)
   if rng.random() < habits.wrong_plan:

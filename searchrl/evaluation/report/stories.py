@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The same question before and after training, as turns of plain text."""
+"""The turns for one question before and after training, as plain text."""
 
 import collections
 from collections.abc import Sequence

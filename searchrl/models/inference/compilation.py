@@ -23,15 +23,15 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
                     ) -> set[Any]:
   """Compiles programs at the same time, in threads, without running them.
 
-  XLA needs no lock of Python, so that all cores compile; more threads would only
-  need more memory. A later call with the same shapes and shardings finds the
-  compiled program.
+  XLA compiles without Python's GIL, so that one thread per core keeps all cores
+  busy. More threads would only need more memory. A later call with the same
+  shapes and shardings uses the compiled program.
 
   Args:
     programs: Jitted programs of `slots`, by name.
-    run: Function that calls programs, given by name, with the arguments for
-      which they are to be compiled. The programs that it gets are substitutes,
-      which compute nothing and return the state unchanged.
+    run: Function that takes programs by name, and calls them with the arguments
+      for which they are to be compiled. It is given substitutes, which compute
+      nothing and return the state unchanged.
 
   Returns:
     A set with the name and the argument shapes of each compiled program.
@@ -59,16 +59,17 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
 
 def rounding_alike(trial: Callable[[int], Any], rows: Sequence[int]
                   ) -> list[int]:
-  """Returns the numbers of rows with which a decode's results have equal bits.
+  """Returns the numbers of rows at which a decode gives the same bits.
 
-  On CPUs, XLA may multiply few rows by another method, which adds in another
-  order.
+  On CPUs, XLA may multiply a small number of rows by another method, which adds
+  in another order.
 
   Args:
-    trial: Function from a number of rows n to a tree of arrays [n ...], which
-      are what a decode of the first n slots samples.
-    rows: Numbers of rows, in increasing order. The last one is returned in any
-      case; the results of the others must begin as its results do.
+    trial: Function from a number of rows n to the samples of a decode of the
+      first n slots, as a tree of arrays [n ...].
+    rows: Numbers of rows to try, in increasing order. The last number is always
+      in the result. Another number is in the result if its samples equal the
+      first samples for the last number.
   """
   *fewer, most = rows
   if not fewer:

@@ -211,9 +211,9 @@ class Engine:
     self._state = None if self._on_cpu else self._state
 
   def compile(self) -> int:
-    """Compiles all programs of the next rollouts, and returns their number.
+    """Compiles programs for the next rollouts; returns how many are compiled.
 
-    With few rows, these are only the programs of the fewest rows.
+    With `few_rows`, only the programs of the smallest shapes are compiled here.
     """
     if self._waiting is not None:
       self._params, self._waiting = self._convert(self._waiting), None
@@ -266,11 +266,11 @@ class Engine:
     return {name: sampled[name] for name in ('tokens', 'logprobs', 'count')}
 
   def admit(self, appends: Sequence[Append]) -> list[bool]:
-    """Returns for each append, in order, whether there is room for it now.
+    """Returns for each append, in order, whether the cache has room for it now.
 
-    This can be False only if slots share fewer pages than all of them could
-    fill. An append that is refused may be granted after other slots have been
-    released. At least one slot can always continue.
+    The result can be False only if the cache has fewer pages than all slots
+    together need when they are full. An append that is refused may be granted
+    after other slots have been released. At least one slot can always continue.
     """
     return self._contents.admit(appends)
 
@@ -330,9 +330,9 @@ class Engine:
         contextlib.nullcontext())
 
   def _copy(self, moves, blocks: int) -> None:
-    """Copies blocks between slots, or pages.
+    """Copies blocks from slot to slot, or pages if the cache has pages.
 
-    The moves are pairs (from, to), one list per copy of the weights.
+    `moves` has a list of pairs (from, to) for each copy of the weights.
     """
     source, target = np.full(
         (2, self._copies, self._layout.slots), _NONE, np.int32)
@@ -413,7 +413,7 @@ class Engine:
     return self._partial[slot]
 
   def cut(self, which: Sequence[int]) -> None:
-    """Ends slots' turns early and frees the slots. No decode may be unread."""
+    """Ends turns early and frees the slots, after all decodes were read."""
     self._release(which)
     self._decoding.difference_update(which)
     for slot in which:
@@ -426,8 +426,8 @@ class Engine:
   def routing(self, slot: int) -> Callable[[], np.ndarray]:
     """Returns a function that returns the experts of a stopped slot's tokens.
 
-    They are the k experts of each of L layers, numbered from 1, [T L*k]. The T
-    tokens are all except the last one, which no layer has read.
+    The result, [T L*k], has for each token the k experts of each of L layers,
+    numbered from 1. The last token is left out: no layer has read it.
     """
     tokens = self._contents.used[slot] - 1
     table = self._programs['routing'](

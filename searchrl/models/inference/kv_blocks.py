@@ -3,12 +3,14 @@
 """A KV cache in which each slot has blocks of W tokens, read block by block.
 
 Keys are arrays [B N K d W], and values [B N K W d]: slots, blocks per slot, KV
-heads, width, tokens per block. CPUs multiply this order fastest, the keys four
-times as fast as [B N K W d]. In the other order, [B N W K d] for both, writing
-a token touches one row of memory and attention kernels can read the cache as it
-is. Attention is either a loop or a kernel. The loop runs over the blocks of the
-longest slot; this number changes no array's shape. The kernel gets each slot's
-length.
+heads, width, tokens per block. CPUs compute products fastest in this order.
+They would take four times as long for keys [B N K W d]. If `heads_outside` is
+False, keys and values are both [B N W K d]. Writing a token then touches one
+row of memory, and attention kernels can read the cache without a copy.
+
+Attention is computed by a loop or by a kernel. The loop runs over as many
+blocks as the longest slot has. No array's shape depends on this number. The
+kernel gets the length of each slot.
 """
 
 import functools

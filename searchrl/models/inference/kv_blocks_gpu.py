@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention to a KV cache in blocks, for GPUs: a Pallas kernel (Triton).
 
-One kernel computes flash attention (Dao et al. 2022, arXiv:2205.14135) of
-single tokens or tiles to slots of different lengths. Each program has one KV
-head and a few of its queries. It reads in place those keys and values of the
-slot that these queries see. cuDNN has no such call for tiles that start
-anywhere, and none for float32.
+One kernel computes the flash attention (Dao et al. 2022, arXiv:2205.14135) of
+single tokens, or of tiles of tokens, to slots of different lengths. Each
+program computes a few queries for one KV head. It reads only the keys and
+values that these queries see, and reads them in place in the slot. cuDNN has no
+such call for tiles that start at any position, and no such call for float32.
 """
 
 import functools

@@ -49,16 +49,18 @@ class Layout:
   empty(config, copies, dtype) -> Layer
     Returns an empty cache for the slots of `copies` devices.
   attend(layer, q [n T H d], k [n T K d], v, tiles) -> ([n T H d], Layer)
-    Writes tiles and returns their causal attention to their slots. Beyond a
-    tile's length the result is finite but meaningless. For a single token of
-    length 0 it is 0.
+    Writes the keys and values of tiles, and returns the tiles' causal attention
+    to their slots, and the new cache. Beyond a tile's length the attention is
+    finite but meaningless. For a tile with T = 1 and length 0 it is 0.
   copy(cache, source [n], target [n], blocks) -> cache
-    Copies the first blocks of some slots into others; or pages, one by one. The
-    cache is a tuple of all layers and a table, or None. Targets that are out of
-    range must come last.
+    Copies the first `blocks` blocks of some slots into other slots. If the
+    layout has pages, it copies single pages instead. `cache` is a pair: the
+    caches of all layers, and a table or None. Targets that are out of range
+    must come last.
   record(table, values [n T X], tiles) -> table
-    Writes values of the tokens of tiles into a table [..., X] with a place for
-    each token of the cache. Its other axes are `places`.
+    Writes the values of the tiles' tokens into a table [..., X]. The table has
+    an entry for each token of the cache. On a device its first axes are
+    `places`.
   split(x) -> x
     Splits the rows of an array over the devices in the same way as slots.
   mixed
@@ -128,12 +130,12 @@ def recorded(table: Array, values: Array, tiles: Tiles, *,
 
 
 def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
-  """Returns a layout like the given one, whose slots are split over devices.
+  """Returns a copy of a layout whose slots are split over devices.
 
-  Slots are numbered from 0 on each device. The rows of a call are split, too:
-  of n rows on s devices, device i has the rows from i * n / s to (i + 1) * n /
-  s, which are tiles of its slots. `shardings` makes a tree of NamedSharding
-  from a tree of tuples of names of axes.
+  Each device numbers its own slots from 0. The rows of a call are split, too:
+  of n rows on s devices, device i gets the rows from i * n / s up to (i + 1) *
+  n / s. These rows are tiles of slots of the same device. `shardings` is a
+  function from a tree of tuples of axis names to a tree of NamedShardings.
   """
   rows = ('batch',)
   spec = lambda axes: jax.tree.map(lambda sharding: sharding.spec,

@@ -3,21 +3,23 @@
 """A KV cache in pages, in the format of ragged paged attention on TPUs.
 
 A layer is one array [P W 2K d]: pages, tokens per page, KV heads with keys and
-values interleaved, width. The kernel that ships with jax reads it in place,
-page by page, to the end of each row's context. It does not write. Writing is a
-scatter of contiguous rows [2K d], so that nothing copies the cache. The cache
-is pinned to main memory (HBM): if a layer's cache fitted into the memory beside
-the cores, the compiler would move all of it there and back for each token.
+values interleaved, width of a head. The kernel that ships with jax reads this
+array in place, page by page, to the end of each row's context. The kernel does
+not write to it. Tokens are written by a scatter of contiguous rows [2K d], so
+that nothing copies the cache. The cache is pinned to main memory (HBM).
+Otherwise, if a layer's cache fitted into the on-chip memory, the compiler would
+move all of it there and back for each token.
 
-This file avoids three traps:
-- The kernel starts to fetch a row's first page while it computes the row
-  before, and never waits for this fetch if the row has no context. Every row
-  therefore has at least one token, and the results of idle rows are set to 0
-  afterwards.
-- It chooses block sizes by the kind of the default device, which is the host in
-  ahead-of-time compilation. The block sizes are therefore given.
-- Beyond a row's context it fetches the row's first page again. A context
-  therefore costs as much as one that is rounded up to a whole block of pages.
+The kernel has three traps:
+- While the kernel computes a row, it starts to fetch the first page of the next
+  row. If the next row has no context, the kernel never waits for this fetch.
+  Every row therefore has at least one token, and the results of idle rows are
+  set to 0 afterwards.
+- The kernel would choose block sizes by the kind of the default device, which
+  is the host in ahead-of-time compilation. This file therefore sets the sizes.
+- Beyond a row's context, the kernel fetches the row's first page again. A
+  context therefore costs as much as one that is rounded up to a whole block of
+  pages.
 """
 
 import functools
@@ -86,9 +88,10 @@ def _written(pages: Layer, k, v, tiles: Tiles) -> Layer:
 
 
 def _places(tiles: Tiles, width: int, pages: int, page: int):
-  """Returns each token's page, and its index in the page, [n width] both.
+  """Returns the page of each token and the token's index there, [n width] each.
 
-  The tokens are those of n tiles. The page of padding is out of range.
+  The tokens are those of n tiles. Padding gets a page number that is out of
+  range.
   """
   column = jnp.arange(width)
   positions = tiles.start[:, None] + column

@@ -60,10 +60,11 @@ class Pages:
     """Returns for each request whether its slot may now get the pages it needs.
 
     A request is a pair (slot, number of tokens that the slot must hold). Each
-    slot occurs at most once. A request is granted if afterwards all slots could
-    still become full, one after another. After a slot has been refused, no
-    empty slot is granted: trajectories that have begun come before new ones. A
-    prompt that would be shared counts in full. Nothing is assigned here.
+    slot occurs at most once. A request is granted if all slots could still
+    become full afterwards, one after another. Once a request has been refused,
+    requests for empty slots are refused, too, so that trajectories that have
+    begun come before new ones. A prompt that slots could share is counted in
+    full for each of them. This function assigns no pages.
     """
     held, left = list(self._held), len(self._free)
     if len(self._users) >= self.slot_pages * len(held):
@@ -151,9 +152,10 @@ class Pages:
     self._held[slot] = min(self._held[slot], count)
 
   def rows(self, slots: Sequence[int]) -> np.ndarray:
-    """Returns the pages of each of some slots, [n N].
+    """Returns the pages of each of n slots, [n N].
 
-    N is the number of pages of a full slot, and unused entries are 0. A slot
-    out of range gets the pages of the last slot.
+    N is the number of pages of a full slot. Entries for pages that a slot does
+    not have are 0. If a slot's number is too large, its row is the row of the
+    last slot.
     """
     return self.table[np.minimum(slots, len(self.table) - 1)]

@@ -147,10 +147,11 @@ def _invert(weights: Float[Array, 'B V'], uniform: Float[Array, 'B']
 
 
 def _width(size: int) -> int:
-  """Returns the number of tokens in a block, for a vocabulary of this size.
+  """Returns the number of tokens per block of a vocabulary of `size` tokens.
 
-  If a large vocabulary is split over devices, each should have whole blocks.
-  Otherwise all weights would be gathered before they are cut into blocks.
+  If a large vocabulary is split over devices, each device should have whole
+  blocks. Otherwise the weights of all tokens would be gathered before they are
+  cut into blocks.
   """
   whole = [width for width in _BLOCKS if size % (width * _DEVICES) == 0]
   return whole[0] if whole and size > _BLOCKS[0]**2 else _BLOCKS[0]

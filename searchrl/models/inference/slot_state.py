@@ -78,15 +78,16 @@ class Work:
 def tiles_of_call(left: int, counts: Sequence[int], on_cpu: bool) -> int:
   """Returns the number of tiles that the next call has room for.
 
-  It is the smallest one that holds all tiles, or, if too much of that would be
-  padding, the largest one that they fill.
+  It is the smallest of `counts` that is at least `left`. If too much of that
+  call would be padding, or no count is that large, it is the largest count that
+  is at most `left`, so that the call is full.
 
   Args:
     left: Number of tiles that are left, at least 1.
     counts: Numbers of tiles for which there is a program, in increasing order.
-    on_cpu: Flag: a CPU computes, where padding takes as long as tokens do.
-      Padding is then at most a quarter of a call, and half of it elsewhere,
-      except in the smallest call.
+    on_cpu: Whether a CPU computes, where padding takes as long as tokens do. At
+      most a quarter of a call is then padding, and otherwise at most half. A
+      call of the smallest count may have more padding.
   """
   padding = 4 if on_cpu else 2
   below = [n for n in counts if n <= left]
@@ -96,11 +97,12 @@ def tiles_of_call(left: int, counts: Sequence[int], on_cpu: bool) -> int:
 
 
 def padded_turns(turns: Sequence[tuple], slots: int) -> dict[str, np.ndarray]:
-  """Returns the arguments of `slots.begin` by name, padded to all slots.
+  """Returns the arguments of `slots.begin` by name, padded to `slots` rows.
 
   Args:
     turns: Turns to start, as in `Work`.
-    slots: Number of slots, which stands for no slot.
+    slots: Number of slots. As the slot of a padding row, this number is out of
+      range and means no slot.
   """
   slot = np.full(slots, slots, np.int32)
   last, position, budget = np.zeros((3, slots), np.int32)
@@ -174,9 +176,10 @@ class Contents:
   def place(self, appends: Sequence[Append], tile: int) -> Work:
     """Records appends as done, and returns the work that the devices must do.
 
-    The appends must have passed `check` and `admit`. A new prompt that another
-    slot has is copied from there. All else but the last token is prefilled, in
-    parts of at most `tile` tokens.
+    The appends must have passed `check` and `admit`. If another slot on the
+    same copy of the weights already has the prompt of a new trajectory, the
+    prompt is copied from that slot. All other tokens are prefilled in parts of
+    at most `tile` tokens, except for each append's last token.
     """
     for a in appends:
       if a.fresh:

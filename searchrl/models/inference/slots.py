@@ -112,17 +112,19 @@ def append(
 ) -> State:
   """Computes tokens and adds their keys and values to the caches of slots.
 
-  The tokens are in n tiles: ranges of positions of a slot. A slot may have
-  several tiles in one call: each layer writes all of them before any is read.
-  The tokens before a tile must be in the same call, or written earlier.
+  The tokens are in n tiles. A tile is a range of positions of one slot. A slot
+  may have several tiles in one call, because each layer writes all tiles before
+  it reads any. The tokens before a tile in its slot must be in the same call,
+  or must have been written earlier.
 
   Args:
     params: Weights of the decoder, from `engine_weights.Conversion`.
     state: State of all slots.
-    slot: Slot of each tile, on its device; `layout.slots`: none.
+    slot: Slot of each tile, numbered from 0 on its device. `layout.slots` means
+      no slot.
     tokens: Token ids of each tile, right-padded to c.
     start: Position of each tile's first token in its slot.
-    length: Number of tokens of each tile; 0: nothing is written.
+    length: Number of tokens of each tile. 0: nothing is written.
     pages: Pages of each tile's slot, if the layout has pages.
     config: Shape of the decoder.
     layout: Layout of the cache.

@@ -133,9 +133,9 @@ def _plain(text: str) -> str:
 def form(trajectory: Trajectory) -> Form:
   """Returns the parts of the format reward for a proposer's trajectory.
 
-  There are two differences from Dr. Zero's code. Searches are counted as they
-  were parsed, in any protocol. Punctuation cannot hide that a question reveals
-  its answer.
+  There are two differences from Dr. Zero's code. Searches are counted among the
+  parsed actions, so any protocol can be used. A question that reveals its
+  answer is recognised even if punctuation separates the answer's characters.
   """
   proposal = read(trajectory)
   searches = [turn for turn in trajectory.turns if turn.action.is_search]
@@ -224,22 +224,24 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
   """Returns a judge that rewards proposals for their difficulty and their form.
 
   The reward is format_weight F + D (Dr. Zero, eq. 4). F is the score of the
-  form. D is the difficulty, from the solver's attempts, which is also the
-  outcome. The solver tries only proposals that pass the gate. The scores also
-  have the parts of the form, and `difficulty`. Proposals that were tried have
-  `pass_rate` and `attempts`; neither counts attempts whose search failed.
+  form. D is the difficulty, which is computed from the solver's attempts. D is
+  also the outcome. The solver tries only proposals that pass the gate (see
+  `Proposal.passes`). The parts of the scores are the parts of the form and
+  `difficulty`. Proposals that were tried also have `attempts`, the number of
+  attempts whose search did not fail. If there are at least two of these, the
+  proposals also have `pass_rate`, the share of them that is right.
 
   Args:
     play: Function that lets the solver, which is not trained, try questions.
     attempts: Number of the solver's attempts per question, at least 2.
-    format_weight: Weight of the form. At 0 only the gate has an effect.
+    format_weight: Weight of the form. At 0, only the gate has an effect.
     difficulty: Function of the pass rate: 'difficulty', 'parabola',
       'uncertainty' or 'mixed'.
-    golds: Source of the right answers: 'proposer', its own answer, or
-      'majority', the most common answer of the attempts.
-    repetition: Weight of a penalty, which is the fraction of the questions
-      judged together that are similar to the proposal's. A reward does not fall
-      below 0.
+    golds: Source of the right answers: 'proposer' for the proposer's answer, or
+      'majority' for the most common answer of the attempts.
+    repetition: Weight of a penalty on proposals that pass the gate. The penalty
+      is the fraction of such proposals, among those judged together, whose
+      questions are similar. It does not make a reward negative.
 
   Raises:
     ValueError: An option is out of range.

@@ -51,14 +51,14 @@ class Proposer:
 
 
 def load(config, corpus: Any, run: str) -> Proposer:
-  """Loads a proposer, from a run's newest checkpoint or before training.
+  """Loads a proposer that a run has trained, or the proposer before training.
 
   Args:
-    config: Config of a run that trains a proposer. Its field `solver` says
-      which solver is loaded.
-    corpus: Passages that are searched.
-    run: Directory of the run whose newest checkpoint is loaded; '' loads
-      model.path.
+    config: Config of a run that trains a proposer. Its field `solver`
+      determines which solver is loaded.
+    corpus: Passages to search.
+    run: Directory of the run whose newest checkpoint is loaded. If it is '',
+      the model at model.path is loaded.
 
   Raises:
     ValueError, FileNotFoundError: A model cannot be used.

@@ -37,17 +37,20 @@ def rows(judged: Sequence[Trajectory], oracle: Oracle | None = None
         ) -> list[dict[str, Any]]:
   """Returns a row of COLUMNS per requested hop count, and a row for all.
 
-  Values are means over all proposals. The difficulty is 0 for proposals that
-  the solver did not try. Some columns are means over fewer proposals: `leaking`
-  over proposals with a question and an answer, `pass_rate` over proposals that
-  the solver tried, `true` over proposals that pass the gate, and `needed` over
-  questions that the oracle understands. `tokens` is the number of tokens that
-  the proposer wrote, and `entropy` is the mean of -log-prob, in nats per token.
-  A column without values is left out of the row.
+  Proposals without a reward are left out everywhere. Most values are means over
+  all other proposals. The difficulty is 0 for proposals that the solver did not
+  try. Some columns are means over fewer proposals: `leaking` over proposals
+  with a question and an answer, `pass_rate` over proposals that the solver
+  tried, `true` over proposals that pass the gate, and `needed` over proposals
+  among them whose question the oracle understands. `tokens` is the number of
+  tokens that the proposer wrote, and `entropy` is the mean of -log-prob over
+  these tokens, in nats per token. A column without values is left out of the
+  row.
 
   Args:
     judged: Trajectories that `proposals.judge` has judged, with their parts.
-    oracle: Function that returns the truth; None if it is unknown.
+    oracle: Function that returns the Truth about a question; None: there is no
+      oracle, and `true` and `needed` are left out.
   """
   judged = [t for t in judged if t.reward is not None]
   known = {id(t): oracle(proposals.question(t)) for t in judged

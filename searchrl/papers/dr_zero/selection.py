@@ -73,10 +73,11 @@ def select(groups: Iterable[Sequence[Trajectory]],
 def against(trajectory: Trajectory) -> str:
   """Returns the reason to drop a proposal, one of REASONS; '' to keep it.
 
-  Reasons are a missing question or answer, a question that reveals the answer,
-  and an answer that `proposals.form` does not count as grounded: one of more
-  than 10 words, or one that the text that was read does not contain. Other
-  proposals are not compared.
+  A proposal is dropped if it lacks a question or an answer, if its question
+  reveals the answer, or if `proposals.form` finds the answer ungrounded. A
+  grounded answer has at most 10 words and occurs in the text that the proposer
+  read; 'yes' and 'no' are always grounded. The proposal is not compared with
+  other proposals.
   """
   proposal = proposals.read(trajectory)
   if not proposal.question or not proposal.answer:
@@ -155,11 +156,11 @@ def record(trajectory: Trajectory, answer: str = '') -> dict[str, Any]:
 
 
 def others(answers: Sequence[str], seed: int) -> list[str]:
-  """Returns the answers in another order, so that questions have wrong ones.
+  """Returns the answers in an order that gives the questions wrong answers.
 
-  No question gets an answer that is equal to its own, because a solver would
-  learn from the few answers that stayed right. Only if more than half of the
-  answers are equal, some questions keep theirs.
+  No question gets an answer that is equal to its own answer. Otherwise a solver
+  would learn from the few questions whose answers are still right. If more than
+  half of the answers are equal, however, some questions keep their answers.
 
   Args:
     answers: Answers, in the order of the questions.

@@ -191,9 +191,9 @@ def _write_seeds(file: pathlib.Path, seeds: Any) -> None:
 
 
 def _corpus(config, folder: pathlib.Path) -> tuple[str, Any]:
-  """Returns the path and the passages of the corpus.
+  """Returns the path of the corpus, and the passages in it.
 
-  If the config names none, that of a generated world is written.
+  If the config names no corpus, a world is generated and its corpus is written.
   """
   if config.search.corpus:
     return config.search.corpus, mapped_corpus.load(config.search.corpus)

@@ -1,9 +1,10 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A writer of documents behind OpenAI's chat completions API.
+"""A writer of documents that asks a server with OpenAI's chat completions API.
 
-Our server (`searchrl.jobs.serve_model`), vLLM and SGLang implement the API. A
-task is one request. It can be sent again, because its seed is the task's.
+Our server (`searchrl.jobs.serve_model`), vLLM and SGLang implement the API.
+Each task is one request. A request can be sent again, because it has the seed
+of its task.
 """
 
 from __future__ import annotations
@@ -26,27 +27,30 @@ CONNECTIONS = 128  # simultaneous requests; language model servers batch them
 
 
 class Completions:
-  """A `Writer` that asks servers, with `pop` and `wait`.
+  """A `Writer` that gets its texts from servers over HTTP.
 
-  The defaults are ZeroSearch's. The system message is empty, as published.
+  It also has the methods `pop` and `wait`. The defaults are those of
+  ZeroSearch. The system message is empty, as published.
 
   Args:
     prompts: Prompts of the model.
-    urls: Complete addresses, such as
-      'http://127.0.0.1:6001/v1/chat/completions'; at least one.
+    urls: Complete addresses of the servers, at least one, such as
+      'http://127.0.0.1:6001/v1/chat/completions'.
     model: Name of the model on the servers.
     max_tokens: Maximum number of tokens for all documents of a query.
     temperature: Sampling temperature.
     connections: Largest number of simultaneous requests.
-    response_bytes: Largest size of a response; a longer one is an error.
+    response_bytes: Largest size of a response in bytes. A longer response is an
+      error.
     token_env: Name of the environment variable whose value is sent as a bearer
-      token; '': none is sent.
+      token. If it is '', no token is sent.
     wiring: Arguments `clock`, `sleep` and `warn` of `transport.Transport`,
       which tests replace.
     **retries: Fields of `transport.RetryPolicy`.
 
   Raises:
-    ValueError: An option is out of range, or the variable is not set.
+    ValueError: An option is out of range, or the environment variable is not
+      set.
     TypeError: An option of `retries` is not a field of `RetryPolicy`.
   """
 

@@ -58,10 +58,10 @@ def pairs(trajectories: Iterable[Trajectory],
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:
-  """Returns the pairs, but only the first of those with equal queries.
+  """Returns the first of the pairs with equal queries, in their order.
 
-  Queries are equal if their text and their question are. A pair counts as
-  useful if any of its repeats is useful.
+  Queries are equal if their texts and their questions are equal. The pair that
+  is kept counts as useful if any pair with the same query is useful.
   """
   firsts: dict[tuple[str, str], Pair] = {}
   for pair in pairs:

@@ -82,13 +82,13 @@ def count(steps: Sequence[Mapping[str, float]]) -> Counts:
 
 def table(counts: Counts, *, thousand_queries: float, device_hour: float,
           devices: Sequence[int]) -> list[dict[str, Any]]:
-  """Returns what a run's searches cost, as a table with one row per option.
+  """Returns the cost of a run's searches, as a table with one row per option.
 
-  The first row is a paid engine. Then comes the model that writes documents,
-  once for each number of devices, which it keeps for the whole run, as in the
-  paper. If a model wrote documents in this run, the model comes again, and pays
-  only for the hours in which it wrote. That is the cost if other jobs use its
-  devices meanwhile.
+  The first row is for a paid engine. The next rows are for a model that writes
+  the documents, one row for each number of devices. The model keeps these
+  devices for the whole run, as in the paper. If a model wrote documents in this
+  run, there are further rows, which count only the hours in which it wrote.
+  This is the cost if other jobs use the devices for the rest of the run.
 
   Args:
     counts: Queries and hours of the run.
@@ -97,7 +97,7 @@ def table(counts: Counts, *, thousand_queries: float, device_hour: float,
     devices: Numbers of devices on which the model might run.
 
   Returns:
-    Rows {column: value}, with the keys COLUMNS.
+    Rows {column: value}, whose keys are COLUMNS.
   """
   def row(by: str, hours: float = counts.hours, number: int = 0,
           queries: float = 0.0) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""An engine whose documents a writer produces, with noise on a schedule.
+"""A search engine whose documents come from a writer, with scheduled noise.
 
-A config names it as 'searchrl.papers.zerosearch.simulated:make'.
+A config names this engine as 'searchrl.papers.zerosearch.simulated:make'.
 
-Source: ZeroSearch, arXiv:2505.04588, section 3. Its code looks up question and
-  answer by the query's index among the rows that search. Once a row does not
-  search, later queries get the question and answer of another row. Here each
-  query carries its own question and answer.
+Source: ZeroSearch, arXiv:2505.04588, section 3. Its code looks up the question
+  and answer of a query by the number of the query's row, but counts only the
+  rows that search. If a row does not search, the queries of later rows
+  therefore get the question and answer of another row. Here each query carries
+  its own question and answer.
 """
 
 from __future__ import annotations
@@ -219,22 +220,25 @@ def make(corpus: Corpus, *, seed: int, steps: int,
          curriculum: Mapping[str, float] | None = None,
          malformed: str = 'nothing', titled: bool = False, **options: Any
          ) -> Simulated:
-  """Builds a search whose documents a writer produces.
+  """Builds a simulated search, in which a writer produces the documents.
 
   Args:
     corpus: Passages that the writer 'oracle' uses; None for other writers.
     seed: Seed of the run.
     steps: Number of steps of the run, for a curriculum without `steps`.
     load_model: Function that loads a second model in this process.
-    writer: One of WRITERS: an oracle that knows the corpus, or a language
-      model, which is served over HTTP or in this process.
-    curriculum: Fields of `Curriculum`; 0 steps: those of the run.
+    writer: Name of the writer, one of WRITERS. 'oracle' knows the corpus. The
+      others are language models, which are served over HTTP ('served') or
+      sample in this process ('model').
+    curriculum: Fields of `Curriculum`. If its `steps` is 0 or missing, the
+      number of steps of the run is used.
     malformed: Result for a malformed text, as in `Simulated`.
-    titled: Flag that makes the oracle's documents begin with titles. For a
-      language model, its prompts or its tuning must produce the titles.
-    **options: Options of the writer: none for the oracle, `simulator`,
-      `prompts` and those of `completions.Completions` or of
-      `model_writer.Model` for the others. See docs/search.md.
+    titled: Whether the documents have titles. The oracle then writes them. A
+      language model must be prompted or tuned to write them.
+    **options: Options of the writer. The oracle has none. The options of the
+      language models are `simulator`, `prompts` and those of
+      `completions.Completions` ('served') or `model_writer.Model` ('model').
+      See docs/search.md.
 
   Raises:
     ValueError: The writer is not available here, or an option is out of range.

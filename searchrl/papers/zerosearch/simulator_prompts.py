@@ -1,11 +1,13 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that ask a language model for documents, and published simulators.
+"""Published simulators, and prompts that ask a language model for documents.
 
-The prompt of a model that was not tuned to simulate contains an example, as for
-ZeroSearch's prompted simulators, arXiv:2505.04588, section 3.3. The wording and
-the example are ours. Of our prompts, only that for useful documents contains
-the question and its answer; those of ZeroSearch's own simulators both do.
+A simulator is a language model that writes documents as a search engine would
+return them. The prompts for a model that was not tuned to simulate contain an
+example, as for ZeroSearch's prompted simulators (arXiv:2505.04588, section
+3.3). The wording and the example are ours. Our prompt for useful documents
+contains the question and its answer, and our prompt for noisy documents does
+not. ZeroSearch's own prompts for tuned simulators both contain them.
 """
 
 from collections.abc import Callable
@@ -155,12 +157,14 @@ def find(spec: Any) -> Prompts:
 
 
 def of_simulator(simulator: str, writer: str) -> dict[str, str]:
-  """Returns the writer's options for a known simulator: its model and prompts.
+  """Returns the options of a writer that uses a known simulator.
+
+  The options are the simulator's model and the name of its prompts.
 
   Args:
     simulator: Name of the simulator; '' gives {}.
-    writer: Name of the writer. The model's option is 'path' for the writer
-      'model', else 'model'.
+    writer: Name of the writer. The option for the model is named 'path' if the
+      writer is 'model', and 'model' otherwise.
 
   Raises:
     ValueError: There is no such simulator.

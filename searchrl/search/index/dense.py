@@ -201,10 +201,10 @@ def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
 def encoded(
     encode: EncodeFn, texts: Sequence[str], kind: Kind
 ) -> Float[np.ndarray, 'N D']:
-  """Returns an encoder's rows of texts, checked.
+  """Returns an encoder's vectors of texts, after a check.
 
   Raises:
-    ValueError: There is not one finite row per text.
+    ValueError: The encoder does not return one finite vector per text.
   """
   rows = np.asarray(encode(texts, kind), np.float32)
   if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():

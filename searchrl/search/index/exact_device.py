@@ -50,32 +50,35 @@ def build(
     split: bool | None = None,
     separate: bool | None = None,
 ) -> exact_host.Index:
-  """Copies rows to devices; returns an index that compares queries with all.
+  """Copies rows to devices; returns an index that scores every row for a query.
 
-  In a type smaller than float32, the mean is subtracted from the rows before
-  they are stored, which loses fewer digits. The mean's part of a score is added
-  in float32.
+  If the type is smaller than float32, the mean of the rows is subtracted before
+  they are stored, so that fewer digits are lost. The product of a query with
+  the mean is added to the query's scores in float32.
 
   Args:
     source: The rows.
     dtype: Type of rows on the devices: float32, float16, bfloat16, or int8 with
       a scale per row.
-    batch: Number of queries per device call; smaller calls are padded, so that
-      one program is compiled for each k. If there are many queries, a second
-      program takes 16 times as many, since each call reads all rows.
-    block_rows: Number of rows that a device compares at once. 0: a default by
-      the number of rows and the kind of device; see `rows_per_block`.
-    devices: Devices of this process. Default: all, but no more than there are
-      blocks of rows.
+    batch: Number of queries per device call. Smaller calls are padded, so that
+      one program is compiled for each k. For many queries, a second program
+      takes 16 times as many per call, because each call reads all rows.
+    block_rows: Number of rows that a device compares at once. 0: a default that
+      depends on the number of rows and the kind of device; see
+      `rows_per_block`.
+    devices: Devices of this process. Default: all of them, but no more than
+      there are blocks of rows.
     together: Whether one index is split over the devices of all processes.
       Every process must then take part in each search.
-    split: Whether queries are split into three bfloat16 vectors, for rows of
-      bfloat16 or int8. Default: on all devices but CPUs.
-    separate: Whether each block of rows is an array of its own. Default: on
-      GPUs, which would first copy a block out of a larger array.
+    split: Whether each query is split into a sum of three bfloat16 vectors.
+      This applies only to rows of bfloat16 or int8. Default: True except on
+      CPUs.
+    separate: Whether each block of rows is an array of its own. Default: True
+      on GPUs, which would first copy a block out of a larger array.
 
   Raises:
-    ValueError: An option is out of range, or a value too large for the dtype.
+    ValueError: An option is out of range, or a value is too large for the
+      dtype.
   """
   vector_store.check_dtype('dtype', dtype)
   if batch < 1:
@@ -172,19 +175,20 @@ def on(mesh: Mesh, *axes: str) -> NamedSharding:
 
 def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh,
            separate: bool = False):
-  """Copies a source's rows, less the mean, to the devices of a mesh.
+  """Subtracts a mean from a source's rows, and copies them to a mesh's devices.
 
   Args:
     source: The rows.
     mean: Vector that is subtracted from each row.
-    dtype: Type of rows on the devices.
-    block_rows: Number of rows of a block, at most.
+    dtype: Type of the rows on the devices.
+    block_rows: Maximum number of rows in a block.
     mesh: Mesh of the devices, over which the rows are split.
-    separate: Whether each block of a device is an array of its own.
+    separate: Whether each block of a device is a separate array.
 
   Returns:
-    A tuple of arrays of rows, [blocks, rows of a block, D], and one of arrays
-    of a factor per row, which is 1 unless the type is int8.
+    Two tuples of arrays. The first has the rows, [blocks, rows of a block, D].
+    The second has a factor for each row, [blocks, rows of a block], which is 1
+    unless the type is int8.
 
   Raises:
     ValueError: A value is too large for the type.
@@ -224,7 +228,10 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh,
 
 
 def _pieces(source, first: int, last: int, block: int):
-  """Yields (start, parts) of rows [first, last), each within one block."""
+  """Yields (start, parts) for pieces of the rows [first, last).
+
+  No piece is in two blocks.
+  """
   spans = [(start, min(start + _PIECE, edge + block, last))
            for edge in range(first, last, block)
            for start in range(edge, min(edge + block, last), _PIECE)]
@@ -279,16 +286,19 @@ def top_k(
     rows: Sequence[Num[Array, 'S N D']], scales: Sequence[Float[Array, 'S N']],
     parts: Num[Array, 'P B D'], *, k: int, count: int, mesh: Mesh,
 ) -> tuple[Float[Array, 'B K'], Int[Array, 'B K']]:
-  """Returns the k highest dot products of each query, and their rows' numbers.
+  """Returns the k highest dot products of each query, and their row numbers.
 
   Args:
-    rows: Arrays of S blocks of N rows of dimension D. The blocks of each are
-      split over the mesh. A device's blocks are in order within an array, and
-      from one array to the next.
-    scales: Factor by which the products with each row are multiplied.
-    parts: B queries, each as P vectors whose sum is the query.
-    k: Number of rows per query; ties go to the lower row.
-    count: Number of rows; later rows are padding and are never found.
+    rows: Arrays of S blocks of N rows of dimension D. The blocks of each array
+      are split over the mesh. The rows of one device are numbered in order
+      through its blocks in the first array, then in the second array, and so
+      on.
+    scales: Factor for each row, by which all products with the row are
+      multiplied.
+    parts: B queries. Each query is the sum of P vectors.
+    k: Number of rows per query. Among equal scores, the lower row number wins.
+    count: Number of rows without padding. The rows after them are padding and
+      are never found.
     mesh: Mesh of the devices that hold the rows.
 
   Returns:

@@ -142,17 +142,17 @@ def recall(ids: Int[np.ndarray, 'Q K'], exact_ids: Int[np.ndarray, 'Q M'],
            exact_scores: Float[np.ndarray, 'Q M'], k: int) -> float:
   """Returns recall@k: the share of the k best rows that an index found.
 
-  It is the mean over Q queries. The first k rows that were found count.
-
-  A row that ties with the k-th best counts as one of them, because the choice
-  between two equal passages says nothing about the index.
+  It is the mean over Q queries. Only the first k ids of the index are compared
+  with the k best rows. A row that ties with the k-th best row also counts as
+  one of the k best, because the choice between two equal passages says nothing
+  about the index.
 
   Args:
     ids: Ids that the index returned, best first.
     exact_ids: Ids that exact search returned, best first. M is at least k, and
       a larger M shows more ties.
     exact_scores: Scores of exact_ids.
-    k: The k of recall@k.
+    k: Number of rows per query, the k of recall@k.
   """
   tied = exact_scores >= exact_scores[:, k - 1:k] - 1e-6
   hits = [min(np.isin(row[:k], truth[equal]).sum(), k)

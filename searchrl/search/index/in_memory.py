@@ -133,10 +133,12 @@ def _available(backend: str) -> str:
 
 def _sorted(backend: str, graph: Mapping[str, int]
            ) -> tuple[tuple[str, int], ...]:
-  """Returns the options of HNSW's graph, sorted by name; else ().
+  """Returns the options of HNSW's graph, sorted by name.
+
+  For any other backend, the result is ().
 
   Raises:
-    TypeError: There is an option that the backend does not have.
+    TypeError: The backend does not have one of the options.
   """
   legal = _GRAPH if backend == 'hnsw' else ()
   if unknown := sorted({*graph} - {*legal}):

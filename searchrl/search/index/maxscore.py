@@ -161,9 +161,9 @@ def mapped(file: BinaryIO) -> np.ndarray:
 
 
 def _unnamed(array: np.ndarray) -> BinaryIO:
-  """Returns an open file without a name that contains an array.
+  """Writes an array to a new file that has no name, and returns it open.
 
-  On Linux the file is in memory.
+  On Linux, the file is in memory.
   """
   file = (os.fdopen(os.memfd_create('searchrl'), 'w+b')
           if hasattr(os, 'memfd_create') else tempfile.TemporaryFile())

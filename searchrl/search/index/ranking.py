@@ -3,14 +3,14 @@
 """Ranks queries in several processes, which share one copy of the postings.
 
 Threads would not help: a query takes some thirty calls of numpy of a few
-microseconds each, between which the interpreter's lock is held. A forked
-process would not be safe beside the threads of jax. Workers are therefore newly
-started processes, which import numpy only and map the postings.
+microseconds each, and Python code that holds the GIL runs between them. Forking
+would not be safe in a process with threads of jax. Workers are therefore newly
+started processes. They import only numpy and map the postings into memory.
 
-This process also ranks, so that nothing waits for the workers. The first call
-that is large enough starts the workers, which are used once one is ready. If a
-worker dies, this process ranks its queries, and the next large call starts new
-workers.
+This process also ranks queries, so that no call waits for the workers to start.
+The first call that is large enough starts the workers. They are used once one
+of them is ready. If a worker dies, this process ranks the queries that are
+left, and the next large call starts new workers.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ class _Process(context.SpawnProcess):
   """A spawned worker that does not import the `__main__` of its parent."""
 
   def start(self) -> None:
-    """Starts the process, without the import of the parent's main file.
+    """Starts the process, which does not import the parent's main file.
 
-    For the time of the start, `__main__` is an empty module, because a spawned
-    process would import its file.
+    A spawned process would import the file of `__main__`. Therefore an empty
+    module takes the place of `__main__` until the process has started.
     """
     with _STARTING:
       main = sys.modules['__main__']

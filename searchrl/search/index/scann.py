@@ -55,8 +55,9 @@ def _use_cpu(path: str, cpuinfo: str = '/proc/cpuinfo') -> tuple[str, ...]:
   """Lets ScaNN use AVX2 and AVX-512 if the CPU has them.
 
   In ScaNN 1.4.0 to 1.4.2 from PyPI, the function that tests for a CPU feature
-  is empty and returns false, so that searches run on SSE4. Its results are in
-  exported variables, which are set here and returned. A wheel without these
+  is empty and returns false, so that searches use only SSE4. The wheel exports
+  the variables that hold the test's results. This function sets them to true
+  for the CPU's features, and returns their names. A wheel without these
   variables is not changed.
   """
   try:
@@ -206,14 +207,15 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
   Args:
     folder: Directory of the files, as in `build`.
     built: Result of `build`.
-    source: The rows, which are read only for the last ranking.
-    share: Share of the leaves that are searched.
-    candidates: Number of rows per query that are ranked again, first by their
-      int8 rows.
+    source: Source of the rows; only their number and dimension are used.
+    share: Share of each part's leaves that is searched.
+    candidates: Number of rows per query and part that are ranked again by their
+      int8 rows. The best of these are then ranked by the rows on disk.
 
   Raises:
-    ValueError: ScaNN is not installed, or files are missing, truncated or not
-      our own.
+    ValueError: ScaNN is not installed, an older version built the index, or
+      files are missing, truncated or not our own.
+    FileNotFoundError: There is no file of the rows.
   """
   scann = _library()
   if 'rows' not in built:

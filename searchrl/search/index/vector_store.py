@@ -305,7 +305,7 @@ class Store:
     return rows * scales[0][:, None] if scales else rows
 
   def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-    """Returns rows [start, stop) in their stored type; for int8 scales, too.
+    """Returns rows [start, stop) as stored, and for int8 also their scales.
 
     Raises:
       ValueError: The files are damaged.

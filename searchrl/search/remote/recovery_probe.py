@@ -25,7 +25,7 @@ _SHARE = 10  # one task in this many, or one alone, may fail by its own fault
 
 
 class Rehearsal:
-  """Memory of the largest load that failed, which can be repeated."""
+  """A record of the largest load that failed, which can be tried again."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()

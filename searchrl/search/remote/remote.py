@@ -69,10 +69,13 @@ class Remote:
         'search/remote/request_queries': self._size}
 
   def wait(self) -> None:
-    """Waits until a server answers, including the largest load that has failed.
+    """Waits until a server answers a query and then the largest failed load.
+
+    It returns at once if no call has failed.
 
     Raises:
-      ConnectionError: No server answered within `pause_secs`, or one refuses.
+      ConnectionError: No server answered within `pause_secs`, or a server
+        refused the request.
     """
     ping = lambda: self._calls.call(
         lambda body: wire.read_response(body, queries=1, top_k=1),

@@ -40,19 +40,20 @@ class RetryPolicy:
   """Timeouts, retries and the circuit breaker.
 
   Attributes:
-    deadline_secs: Seconds for a call with all its tries and waits. It must be
-      less than rollout.search_timeout_secs, after which the cause of a failure
-      is lost.
+    deadline_secs: Time limit, in seconds, of a call with all its tries and
+      waits. It must be less than rollout.search_timeout_secs: at that later
+      limit, the cause of a failure is lost.
     try_secs: Timeout of one try, in seconds.
-    tries: Number of tries of a request, at least 1. A part of a failed request
-      has one.
-    backoff_secs: Mean wait before the second try; it doubles with each try.
+    tries: Number of tries of a request, at least 1. If a request has failed and
+      is sent again in parts, each part has only one try.
+    backoff_secs: Mean wait before the second try, in seconds. The wait doubles
+      with each further try.
     failures: Number of failures in a row that open a server's circuit. Failures
-      of requests that were in flight together count as one.
-    rest_secs: Seconds for which a circuit stays open; then one call tries the
-      server.
-    pause_secs: Longest time that `Transport.wait` waits for a server; the run's
-      watchdog must allow more.
+      of requests that were in flight at the same time count as one.
+    rest_secs: Seconds for which a circuit stays open. After this time, one call
+      at a time may try the server.
+    pause_secs: Longest time, in seconds, that `Transport.wait` waits for a
+      server. The time limit of the run's watchdog must be longer.
   """
 
   deadline_secs: float = 30.0
@@ -263,7 +264,10 @@ class Transport:
                  's; the run goes on.')
 
   def _probe(self, probe: Callable[[], Any]) -> Any:
-    """Closes open circuits until their next failure, and makes one call."""
+    """Closes all open circuits, and makes one call.
+
+    A server's next failure reopens its circuit.
+    """
     with self._lock:
       for server in self._servers:
         if server.open_until is not None:
@@ -298,9 +302,10 @@ class Transport:
     return True
 
   def _pick_server(self) -> tuple[_Server, int] | None:
-    """Returns the least busy server, and the number of its request.
+    """Returns the least busy server, and the number of the new request.
 
-    The result is None if the circuits of all servers are open.
+    The result is None if each server has an open circuit that is not yet due
+    for another try.
     """
     with self._lock:
       now = self.clock()
