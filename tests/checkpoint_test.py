@@ -166,6 +166,16 @@ def test_cpus_copy_nothing_and_have_committed_when_save_returns(
   assert restore(tmp_path)[0] == 2
 
 
+def test_memory_is_given_back_before_and_after_the_writing(
+    tmp_path, monkeypatch):
+  written = []  # when it was given back
+  monkeypatch.setattr(checkpoint.host_memory, 'give_back', lambda: (
+      written.append((tmp_path / '1' / 'integrity.json').exists())))
+  with checkpoint.Saver(tmp_path) as saver:
+    saver.save(1, state_of(1), {})
+  assert written == [False, True]
+
+
 @pytest.mark.usefixtures('each_way')
 def test_a_save_that_fails_is_told_and_harms_no_other(tmp_path, monkeypatch):
   saved(tmp_path, 1)
