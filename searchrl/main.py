@@ -44,6 +44,9 @@ from searchrl.runtime import processes
 from searchrl.runtime import run_store
 from searchrl.runtime import watchdog
 
+# Fields that the config of a job has if it trains.
+_TRAINS = {'optimizer', 'phases', 'selfplay'}
+
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
   """Runs the job of the config that the command line names, then exits.
@@ -71,7 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
   except (ValueError, OSError) as error:
     _refuse(error)
   with _exit_codes(workdir):
-    _start(options.verbosity)
+    _start(config, options.verbosity)
     job = _job(config, options)
     with folder_lock.release_at_end(), run_store.opened(workdir) as folder:
       job(config, folder)
@@ -206,7 +209,7 @@ def _workdir(options: argparse.Namespace) -> str:
   return workdir
 
 
-def _start(verbosity: str) -> None:
+def _start(config: Any, verbosity: str) -> None:
   """Prepares the process: signals, logs, threads, memory, compilation cache."""
   signals.raise_at_sigterm()
   logging.use_absl_handler()
@@ -228,7 +231,8 @@ def _start(verbosity: str) -> None:
   jax.config.update('jax_compilation_cache_dir', str(cache))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
   devices.make_threads()
-  host_memory.keep()
+  if _TRAINS.intersection(config):
+    host_memory.keep()
   with progress.phase('Waiting for the other processes'):
     processes.initialize()
   progress.DISPLAY.speaks = lambda: processes.is_first() and log.informs()

@@ -61,6 +61,28 @@ def test_a_process_can_run_several_commands_which_know_nothing_of_each_other():
       'refused', 'refused', ('runs/grpo', 0, (2,), False)]
 
 
+TRAINS = """
+import sys, types
+from searchrl import main
+seen = []
+main.host_memory.keep = lambda: seen.append(name)
+sys.modules['jobs_of_test'] = types.SimpleNamespace(
+    run=lambda config, workdir: None)
+for name in ('grpo', 'sft', 'archive', 'drzero', 'serve_search', 'build_index'):
+  try:
+    main.run([f'--config=configs/{name}.py', '--config.job=jobs_of_test:run'])
+  except SystemExit:
+    pass
+print(seen)
+"""
+
+
+def test_jobs_that_train_keep_the_memory_of_freed_arrays():
+  found = subprocess.run([sys.executable, '-c', TRAINS], capture_output=True,
+                         check=True, text=True, cwd=ROOT)
+  assert ast.literal_eval(found.stdout) == ['grpo', 'sft', 'archive', 'drzero']
+
+
 @pytest.mark.parametrize('arguments, has', [
     (['--help'], ['configs/common.py', '--workdir']),
     (['--config=configs/dspo.py', '--help'], [
