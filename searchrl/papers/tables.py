@@ -117,7 +117,7 @@ class Source(NamedTuple):
 
   @property
   def is_begun(self) -> bool:
-    """Whether a run of the row has begun."""
+    """True if a run of the row has begun."""
     return any((pathlib.Path(command[2], arm) / 'config.json').is_file()
                for command, arm in zip(self.commands, self.arms))
 
