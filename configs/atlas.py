@@ -29,11 +29,11 @@ random and dense; ARMS below says what each changes. A user with a network may
 set another model, by its hub id: --config.model=Qwen/Qwen2.5-0.5B-Instruct.
 
 Hardware: 2 CPU cores, or a GPU. Time: for 30 steps, 77 to an estimated 105
-minutes on two cores with AVX512_BF16 or AMX, an estimated two to four hours
-with neither; some four minutes on an H200. Result: greedy exact match of 300
-test questions .28 -> .61, .49, .51 with seeds 0, 1, 2 on an H200, and .61, .51
-and .55 in three runs of seed 0 on two cores; of 2 hops, whose kinds were not
-shown, .01 -> .73, .55, .55, and .74, .39 and .65
+minutes on two cores with AMX, or AMD's with AVX512_BF16; an estimated two to
+four hours with neither; some four minutes on an H200. Result: greedy exact
+match of 300 test questions .28 -> .61, .49, .51 with seeds 0, 1, 2 on an H200,
+and .61, .51 and .55 in three runs of seed 0 on two cores; of 2 hops, whose
+kinds were not shown, .01 -> .73, .55, .55, and .74, .39 and .65
 (benchmarks/atlas/README.md, with the hypotheses and the other arms).
 """
 

@@ -268,6 +268,24 @@ def test_two_processes_roll_back_and_end_alike(tmp_path):
   assert lost['guards/rollbacks'] == 0 and again['guards/rollbacks'] == 1
 
 
+@pytest.mark.long
+def test_adapters_in_two_processes_end_as_in_one(tmp_path):
+  """They are merged into the sampler's weights and into the exported model."""
+  folder = {count: tmp_path / str(count) for count in (1, 2)}
+  for count, here in folder.items():
+    with loopback.start(
+        count, 'searchrl.main', *ARGUMENTS, f'--workdir={here}',
+        '--config.model.lora.rank=4', '--config.optimizer.learning_rate=0.01',
+        devices=4 // count, env={'NPROC': '4'}) as group:
+      done = group.wait(PATIENCE)
+    assert not any(process.returncode for process in done), group.logs()
+  assert train_test.lines(folder[1])[0]['actor/grad_norm'] > 0
+  sampled = [f'trajectories/step_{step:06d}.jsonl.gz'
+             for step in range(1, STEPS + 1)]
+  for file in ('model/model.safetensors', *sampled):
+    assert (folder[1] / file).read_bytes() == (folder[2] / file).read_bytes()
+
+
 # What a program of two processes x two devices begins with.
 START = r'''
 import dataclasses
