@@ -121,13 +121,10 @@ def questions(proposer: Proposer, seeds: Sequence[Question],
     ValueError: No proposal is usable.
   """
   groups = []
-  for number, first in enumerate(range(0, len(seeds), options.seeds_a_round)):
-    file = folder / 'trajectories' / f'round_{number:06d}.jsonl.gz'
-    if not processes.on_first(str(file), file.exists):
-      sampled = _sample(proposer, seeds[first:first + options.seeds_a_round],
-                        options.samples, step=1)
-      processes.on_first('round', lambda: records.write(file, sampled))
-    groups += _by_seed(records.read(file))
+  for sampled in records.in_rounds(
+      folder / 'trajectories', seeds, options.seeds_a_round,
+      lambda number, asked: _sample(proposer, asked, options.samples, step=1)):
+    groups += _by_seed(sampled)
     processes.say(f'{folder}: {len(groups)} of {len(seeds)} seeds')
   selected = selection.select(groups, proposer.play.fits)
   if options.check.attempts:
