@@ -28,7 +28,6 @@ from searchrl.papers.dr_zero import propose
 from searchrl.papers.dr_zero import roles
 from searchrl.papers.dr_zero import seeds as seeds_lib
 from searchrl.papers.dr_zero import selfplay_report as report
-from searchrl.runtime import atomic_files
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
@@ -106,7 +105,7 @@ class _Iterations:
       return
     seeds = self._draw(first=(number - 1) * options.seeds, count=options.seeds)
     file = here / 'seeds.jsonl'
-    processes.on_first('seeds', lambda: _write_seeds(file, seeds))
+    processes.on_first('seeds', lambda: questions_lib.write(file, seeds))
     before = self._folder / 'examined' / 'before'
     if number == 1 and not _exists(before / propose.REPORT):
       self._examine(self._load(''), before)
@@ -124,7 +123,7 @@ class _Iterations:
 
   def _train(self, role: str, number: int, file: pathlib.Path) -> None:
     """Trains a role in an iteration on the questions of a file."""
-    _say(f'Iteration {number}: the {role}.')
+    processes.say(f'\nIteration {number}: the {role}.')
     config = self._phase(role, number, file)
     job = plugins.resolve(config.job, field=f'{role}.job',
                           ours='searchrl.jobs.train:run')
@@ -178,16 +177,6 @@ class _Iterations:
 
 def _exists(path: pathlib.Path) -> bool:
   return processes.on_first(str(path), path.exists)
-
-
-def _say(text: str) -> None:
-  processes.say(f'\n{text}')
-
-
-def _write_seeds(file: pathlib.Path, seeds: Any) -> None:
-  """Writes seeds, which are questions without answers, as one atomic file."""
-  with atomic_files.new_file(file) as unfinished:
-    questions_lib.write(unfinished, seeds)
 
 
 def _corpus(config, folder: pathlib.Path) -> tuple[str, Any]:
