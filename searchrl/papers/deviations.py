@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares a run with the command that a paper's table has for it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import json
 import pathlib
 from typing import Any
@@ -45,11 +45,11 @@ def of_run(folder: pathlib.Path, config: str, flags: Sequence[str],
   made = config_files.load(f'configs/{config}')
   config_fields.assign(made, config_fields.split(flags)[0], config)
   unset = {name for name, _ in rules.unset(made)}
-  expected = {name: value for name, value in _flat(_plain(made))
+  expected = {name: value for name, value in config_fields.leaves(_plain(made))
               if name not in unset and value != ''}
   if arm:
-    expected |= _flat(_plain(made.sweep.runs[arm]))
-  actual = dict(_flat(json.loads(file.read_text())))
+    expected |= config_fields.leaves(_plain(made.sweep.runs[arm]))
+  actual = dict(config_fields.leaves(json.loads(file.read_text())))
   return [f'{name}={actual[name]!r}, not {value!r}'
           for name, value in expected.items()
           if name.startswith(_COMPARED) and name in actual
@@ -70,12 +70,3 @@ def _is_same(name: str, actual: Any, expected: Any) -> bool:
 def _plain(config: Any) -> dict[str, Any]:
   """Returns a config as it is in a file."""
   return json.loads(config.to_json())
-
-
-def _flat(tree: dict[str, Any], group: str = '') -> Iterator[tuple[str, Any]]:
-  """Yields each dotted name with its value."""
-  for name, value in tree.items():
-    if isinstance(value, dict) and value:
-      yield from _flat(value, f'{group}{name}.')
-    else:
-      yield f'{group}{name}', value

@@ -29,7 +29,7 @@ A row has the keys
                    of a field hold, the last row counts
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 import operator
@@ -38,6 +38,7 @@ import tomllib
 from typing import Any
 
 from searchrl.papers.known_models import Model
+from searchrl.runtime import config_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,15 +163,6 @@ def _updates(config, share: float) -> int:
   return steps * config.learner.minibatches
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = ''
-           ) -> Iterator[tuple[str, Any]]:
-  for key, value in tree.items():
-    if isinstance(value, dict) and value:
-      yield from _leaves(value, f'{prefix}{key}.')
-    else:
-      yield prefix + key, value
-
-
 def _with_tuples(value: Any) -> Any:
   """Returns a value with tuples for lists, as configs have them."""
   if isinstance(value, dict):
@@ -182,9 +174,10 @@ def _read(table: dict[str, Any]) -> Setting:
   facts = {key: value for key, value in table.items()
            if key not in ('ours', 'set')}
   rows = [Row(field, _with_tuples(value), ours='ours')
-          for field, value in _leaves(table.get('ours', {}))]
+          for field, value in config_fields.leaves(table.get('ours', {}))]
   rows += [Row(field, **_with_tuples(row))
-           for field, cases in _leaves(table.get('set', {})) for row in cases]
+           for field, cases in config_fields.leaves(table.get('set', {}))
+           for row in cases]
   return Setting(rows=tuple(rows), **facts)
 
 
