@@ -30,13 +30,17 @@ def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
     iterations: Number of iterations.
     title: Text in the title of the curves.
   """
+  numbers = range(1, iterations + 1)
   lines = {(number, role): _steps(folder / f'iteration_{number}' / role)
-           for number in range(1, iterations + 1) for role in _ROLES}
+           for number in numbers for role in _ROLES}
   figures.curve(folder / 'curve', curves(lines), title=f'Self-play, {title}',
                 units=_UNITS)
+  examined = {
+      name: _read(folder / 'examined' / name / 'report.json')
+      for name in ('before', *(f'iteration_{n}' for n in numbers))}
   text = '\n\n'.join([
-      _examined(folder, iterations), _proposals(folder, iterations),
-      _phases(lines), _solvers(folder, iterations), _alarms(folder, iterations),
+      _examined(examined), _proposals(folder, iterations), _phases(lines),
+      _solvers(folder, iterations), _alarms(examined),
       f'curve  {folder / "curve.png"}\n'
       f'model  {folder / f"iteration_{iterations}" / "solver" / "model"} '
       '(Hugging Face format)'])
@@ -94,11 +98,10 @@ def _phases(lines: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
           "proposer's reward\n\n" + figures.table(rows, _PHASE_COLUMNS))
 
 
-def _examined(folder: pathlib.Path, iterations: int) -> str:
+def _examined(reports: Mapping[str, Any]) -> str:
   """Returns the tables of all proposers' results against the first solver."""
   rows, rates = [], []
-  for name in ('before', *(f'iteration_{n}' for n in range(1, iterations + 1))):
-    report = _read(folder / 'examined' / name / 'report.json')
+  for name, report in reports.items():
     rows += [{'proposer': name} | row for row in report.get('rows', ())]
     if report:
       rates.append({'proposer': name} | {
@@ -107,8 +110,7 @@ def _examined(folder: pathlib.Path, iterations: int) -> str:
   columns = ('proposer', *proposers.COLUMNS)
   text = ('Proposals, tried by the first solver\n\n'
           + figures.table(rows, columns))
-  return text + '\n\nOf these, by attempts that are right\n\n' + figures.table(
-      rates, list(dict.fromkeys(key for row in rates for key in row)))
+  return text + '\n\nOf these, by attempts that are right\n\n' + _table(rates)
 
 
 def _proposals(folder: pathlib.Path, iterations: int) -> str:
@@ -126,8 +128,7 @@ def _proposals(folder: pathlib.Path, iterations: int) -> str:
                        k: report[k] for k in ('true',) if k in report} | {
                            f'needs {hops}': n for hops, n in report.get(
                                'needed', {}).items()})
-  return "The solver's questions\n\n" + figures.table(
-      rows, list(dict.fromkeys(key for row in rows for key in row)))
+  return "The solver's questions\n\n" + _table(rows)
 
 
 def _solvers(folder: pathlib.Path, iterations: int) -> str:
@@ -140,9 +141,8 @@ def _solvers(folder: pathlib.Path, iterations: int) -> str:
         for n in range(1, iterations + 1))):
     by_case: dict[tuple, dict[str, Any]] = {}
     for row in _read(path / 'table.json') or ():
-      case = by_case.setdefault((row['set'], row['engine'], row['decoding']), {
-          'solver': name, 'set': row['set'], 'engine': row['engine'],
-          'decoding': row['decoding']})
+      facts = {key: row[key] for key in ('set', 'engine', 'decoding')}
+      case = by_case.setdefault(tuple(facts.values()), {'solver': name} | facts)
       hops = row['hops']
       case[hops if hops == evaluator.ALL else f'{hops}-hop'] = row['em']
     rows += by_case.values()
@@ -154,13 +154,16 @@ def _solvers(folder: pathlib.Path, iterations: int) -> str:
       rows, ('solver', 'set', 'engine', 'decoding', *hops, evaluator.ALL))
 
 
-def _alarms(folder: pathlib.Path, iterations: int) -> str:
-  alarms = [f'{name}: {alarm}'
-           for name in ('before', *(f'iteration_{n}'
-                                    for n in range(1, iterations + 1)))
-           for alarm in _read(folder / 'examined' / name / 'report.json').get(
-               'alarms', ())]
+def _alarms(reports: Mapping[str, Any]) -> str:
+  alarms = [f'{name}: {alarm}' for name, report in reports.items()
+            for alarm in report.get('alarms', ())]
   return '\n'.join(['Alarms', '', *(alarms or ['none'])])
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns a table with all columns of its rows."""
+  return figures.table(
+      rows, list(dict.fromkeys(key for row in rows for key in row)))
 
 
 def _read(file: pathlib.Path) -> Any:
