@@ -8,6 +8,7 @@ entity, too, facts can be chained. `atlas_sources` reads the facts from data
 packages.
 """
 
+import collections
 from collections.abc import Iterable, Mapping
 import dataclasses
 import functools
@@ -67,9 +68,7 @@ class Atlas:
 @functools.lru_cache(maxsize=2**17)
 def folded(text: str) -> str:
   """Returns a text in lower case, without accents."""
-  letters = unicodedata.normalize('NFKD', text)
-  return ''.join(
-      c for c in letters if not unicodedata.combining(c)).casefold().strip()
+  return without_accents(text).casefold().strip()
 
 
 def without_accents(text: str) -> str:
@@ -113,11 +112,11 @@ def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
     seed: Seed of the draw.
   """
   waiting: list[str] = []
-  count: dict[str, int] = {}
+  count: collections.Counter[str] = collections.Counter()
   for key in sorted(atlas.entities, key=lambda key: hashlib.sha256(
       f'{seed}/{key}'.encode()).digest()):
     kind = atlas.entities[key].kind
-    count[kind] = count.get(kind, 0) + 1
+    count[kind] += 1
     if count[kind] <= per_kind:
       waiting.append(key)
   kept: set[str] = set()

@@ -139,10 +139,9 @@ def _text(atlas: Atlas, entity: Entity, facts: Mapping[str, Fact],
           stated: list[Fact], draw: random.Random) -> str:
   """Returns the sentences about some facts."""
   sentences = []
-  if (entity.kind, stated[0].relation) not in _FIRST:
-    first = _FIRST.get((entity.kind, ''))
-    if first:
-      sentences.append(draw.choice(first).format(x=entity.name))
+  opening = _FIRST.get((entity.kind, ''))
+  if opening and (entity.kind, stated[0].relation) not in _FIRST:
+    sentences.append(draw.choice(opening).format(x=entity.name))
   for fact in stated:
     target = atlas.entities.get(fact.target)
     forms = _NEXT.get(fact.relation, ())

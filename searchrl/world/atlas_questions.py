@@ -259,11 +259,11 @@ class _Writer:
         f'{self._seed}/' + '/'.join(f.subject + f.relation for f in chain)))
     count: collections.Counter[str] = collections.Counter()
     ranked = []
-    for place, chain in enumerate(order):
+    for chain in order:
       count[chain[-1].answers[0]] += 1
-      ranked.append((count[chain[-1].answers[0]], place, chain))
-    return collections.deque(chain for _, _, chain in sorted(
-        ranked, key=lambda item: item[:2]))
+      ranked.append((count[chain[-1].answers[0]], chain))
+    return collections.deque(
+        chain for _, chain in sorted(ranked, key=lambda item: item[0]))
 
   def write(self, chain: tuple[Fact, ...]) -> AtlasQuestion | None:
     """Returns the question of a chain, or None if the chain is not fair.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import re
 from typing import Any
 
@@ -79,7 +80,7 @@ def load(cities: int, seed: int = 0) -> Atlas:
   countries = _countries(draft, cache, codes, currencies, languages)
   states = _states(draft, cache, countries)
   places = _cities(draft, cache, cities, seed, countries, states)
-  _capitals(draft, cache, countries, places)
+  _capitals(draft, cache, codes, countries, places)
   _counties(draft, cache, states)
   _subdivisions(draft, codes, countries)
   _airports(draft, airports.load('IATA'), countries, places)
@@ -340,14 +341,15 @@ def _taken(draft: _Draft) -> set[str]:
           for entity in draft.entities.values()}
 
 
-def _capitals(draft: _Draft, cache: Any, countries: Mapping[str, Sequence[str]],
+def _capitals(draft: _Draft, cache: Any, codes: Any,
+              countries: Mapping[str, Sequence[str]],
               places: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
   """Adds the capital of each country, and the country of each capital."""
   taken = _taken(draft)
-  for code, row in sorted(cache.get_countries().items()):
-    if code not in countries or code in _CONTESTED:
+  for code, row in _current_countries(cache, codes):
+    if code in _CONTESTED:
       continue
-    capital = (row | atlas_names.CORRECTIONS.get(code, {}))['capital'].strip()
+    capital = row['capital']
     city = _named(places.get(code, ()), capital)
     if city is None:
       draft.state(f'country-{code}', 'capital',
@@ -360,17 +362,13 @@ def _capitals(draft: _Draft, cache: Any, countries: Mapping[str, Sequence[str]],
                 target=f'country-{code}')
 
 
-def _named(rows: Iterable[Mapping[str, Any]], name: str
+def _named(rows: Sequence[Mapping[str, Any]], name: str
           ) -> Mapping[str, Any] | None:
   """Returns the city with a name, or else the largest city with this alias."""
-  rows, folded = list(rows), atlas_facts.folded(name)
-  for row in rows:
-    if atlas_facts.folded(row['name']) == folded:
-      return row
-  for row in rows:
-    if name in row['alternatenames']:
-      return row
-  return None
+  folded = atlas_facts.folded(name)
+  named = (row for row in rows if atlas_facts.folded(row['name']) == folded)
+  called = (row for row in rows if name in row['alternatenames'])
+  return next(itertools.chain(named, called), None)
 
 
 def _subdivisions(draft: _Draft, codes: Any,
