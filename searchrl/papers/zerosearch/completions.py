@@ -7,8 +7,6 @@ Each task is one request. A request can be sent again, because it has the seed
 of its task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent import futures
 import json

@@ -6,8 +6,6 @@ It needs neither a language model nor an index, and shows what a policy would
 learn from a perfect simulator.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 

@@ -11,8 +11,6 @@ Source: ZeroSearch, arXiv:2505.04588, section 3. Its code looks up the question
   its own question and answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 import dataclasses
 import hashlib
