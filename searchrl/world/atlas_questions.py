@@ -281,7 +281,7 @@ class _Writer:
         and not mentions(entity.other_phrases[0], chain[0].answers)):
       phrase, words = entity.other_phrases[0], entity.other_words[0]
     text = _wording(chain, phrase, draws)
-    queries = self._queries(chain, words)
+    queries = (self._query(chain[0], words), *map(self._query, chain[1:]))
     if not self._is_fair(text, chain, places, queries):
       return None
     return AtlasQuestion(
@@ -310,11 +310,10 @@ class _Writer:
         mentions(_content(passage), answers)
         for query in queries[:-1] for passage in self._search(query))
 
-  def _queries(self, chain: Sequence[Fact], words: str) -> tuple[str, ...]:
-    entities = [self._atlas.entities[fact.subject] for fact in chain]
-    names = (words, *(entity.words for entity in entities[1:]))
-    return tuple(f'{name} {_words(fact, entity.kind)}' for name, entity, fact
-                 in zip(names, entities, chain))
+  def _query(self, fact: Fact, words: str = '') -> str:
+    """Returns the query for a fact; `words` replace those of its subject."""
+    entity = self._atlas.entities[fact.subject]
+    return f'{words or entity.words} {_words(fact, entity.kind)}'
 
   def _poor(self, fact: Fact) -> tuple[Any, ...]:
     """Returns queries that fail to find a fact, for demonstrations of errors.
@@ -329,8 +328,8 @@ class _Writer:
          if other.subject != fact.target), key=lambda other: _uniform(
              f'{self._seed}/{fact.relation}/{other.subject}'))
     if leading:
-      return tuple((self._queries((other,), self._atlas.entities[
-          other.subject].words)[0], other.answers[0]) for other in leading[:2])
+      return tuple(
+          (self._query(other), other.answers[0]) for other in leading[:2])
     similar = self._atlas.entities[self._similar[fact.subject]]
     return _words(fact, similar.kind), similar.name
 
