@@ -385,12 +385,11 @@ def _is_there(folder: str) -> bool:
 def _to_run(commands: Sequence[_Command], options: Any
            ) -> list[list[str]]:
   """Returns the flags of each command once, quoted for a shell."""
-  result = []
-  for config, own, folder in dict.fromkeys(commands):
-    result.append([*map(shlex.quote, (
-        f'--config=configs/{config}', f'--workdir={folder}',
-        *_flags((config, own, folder), options.flags)))])
-  return result
+  return [
+      [*map(shlex.quote, (
+          f'--config=configs/{command[0]}', f'--workdir={command[2]}',
+          *_flags(command, options.flags)))]
+      for command in dict.fromkeys(commands)]
 
 
 def _check_flags(commands: Sequence[_Command], shared: str) -> None:

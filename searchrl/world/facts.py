@@ -162,10 +162,9 @@ def _drawn(seed: int, sizes: Mapping[str, int], source: names.NameSource,
           f'sizes[{kind!r}] is {sizes[kind]}, but the {source!r} source has '
           f'only {len(drawn)} names. Ask for fewer, or use source="fresh".')
     entities[kind] = drawn
-  facts = {}
-  for relation, (subject_kind, object_kind) in RELATIONS.items():
-    for subject in entities[subject_kind]:
-      facts[subject, relation] = str(rng.choice(entities[object_kind]))
+  facts = {(subject, relation): str(rng.choice(entities[object_kind]))
+           for relation, (subject_kind, object_kind) in RELATIONS.items()
+           for subject in entities[subject_kind]}
   return World(seed=seed, entities=entities, facts=facts, hard=hard)
 
 
