@@ -116,17 +116,15 @@ def _with_calls(message: Mapping[str, Any], place: str) -> dict[str, Any]:
             if name != 'tool_calls'}
   calls = _objects(message, 'tool_calls', place)
   try:
-    functions = [{**call['function'], 'arguments': _arguments(
-        call['function']['arguments'])} for call in calls]
+    parsed = [{**call, 'function': {**call['function'], 'arguments': _arguments(
+        call['function']['arguments'])}} for call in calls]
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(
         'tool_calls must be {"function": {"name": "...", "arguments": {...}}}, '
         f'but {place} has {str(calls)[:80]!r}.') from error
   content = message.get('content')
-  return {**message, 'content': '' if content is None else _text(
-      message, 'content', place), 'tool_calls': [
-          {**call, 'function': function}
-          for call, function in zip(calls, functions)]}
+  return {**message, 'tool_calls': parsed, 'content': (
+      '' if content is None else _text(message, 'content', place))}
 
 
 def _arguments(value: Any) -> dict[str, Any]:
