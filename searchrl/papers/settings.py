@@ -25,7 +25,7 @@ A row has the keys
   sentence, note   the words of that place, and our note on them
   stated           the sentence's numbers, if the value is computed from them
   ours             our reason, if the value is not from the paper
-  where            conditions; see `_holds`. If the conditions of several rows
+  where            conditions; see `rows_for`. If the conditions of several rows
                    of a field hold, the last row counts
 """
 
@@ -75,28 +75,6 @@ class Setting:
   plays_base: bool = False
 
 
-def _holds(where: Mapping[str, Any], model: Model, algorithm: str,
-           grouped: bool) -> bool:
-  """Returns whether all conditions of a row hold.
-
-  Args:
-    where: Condition by name: 'algorithm', 'grouped', 'model', 'billions_from',
-      'billions_below', 'chat' or 'tools'.
-    model: Facts about the model.
-    algorithm: Name of the recipe's algorithm.
-    grouped: Whether a question has several samples.
-  """
-  conditions = {
-      'algorithm': lambda names: algorithm in names,
-      'grouped': lambda wanted: grouped == wanted,  # several samples a question
-      'model': model.hub_id.startswith,
-      'billions_from': lambda least: model.billions >= least,
-      'billions_below': lambda limit: model.billions < limit,
-      'chat': lambda wanted: model.chat == wanted,
-      'tools': lambda wanted: model.tools == wanted}
-  return all(conditions[name](value) for name, value in where.items())
-
-
 def lineage(name: str) -> list[str]:
   """Returns the name of a setting, after the names of those that it builds on.
 
@@ -109,7 +87,9 @@ def rows_for(name: str, model: Model, algorithm: str, grouped: bool
             ) -> list[Row]:
   """Returns those rows of a setting whose conditions hold.
 
-  The rows of the setting that it builds on are not included.
+  The rows of the setting that it builds on are not included. A condition has
+  the name 'algorithm', 'grouped', 'model', 'billions_from', 'billions_below',
+  'chat' or 'tools'.
 
   Args:
     name: Name of the setting.
@@ -117,8 +97,16 @@ def rows_for(name: str, model: Model, algorithm: str, grouped: bool
     algorithm: Name of the recipe's algorithm.
     grouped: Whether a question has several samples.
   """
-  return [row for row in _ALL[name].rows
-          if _holds(row.where, model, algorithm, grouped)]
+  conditions = {
+      'algorithm': lambda names: algorithm in names,
+      'grouped': lambda wanted: grouped == wanted,  # several samples a question
+      'model': model.hub_id.startswith,
+      'billions_from': lambda least: model.billions >= least,
+      'billions_below': lambda limit: model.billions < limit,
+      'chat': lambda wanted: model.chat == wanted,
+      'tools': lambda wanted: model.tools == wanted}
+  return [row for row in _ALL[name].rows if all(
+      conditions[key](value) for key, value in row.where.items())]
 
 
 def apply(config, name: str, model: Model) -> None:
