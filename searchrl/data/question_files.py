@@ -63,8 +63,8 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
   if not text:
     return []
   if may_be_folder and path.is_dir():
-    return _in_folder(path, field)
-  if path.is_file() or not set(text) & {',', '='}:
+    files = _in_folder(path, field)
+  elif path.is_file() or not set(text) & {',', '='}:
     files = [File(path)]
   else:
     files = [_file(part.strip(), text, field) for part in text.split(',')]
@@ -105,7 +105,6 @@ def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
         f'{field} must be a file, or a folder of .jsonl and .parquet files '
         f'whose rows have a question, but {folder} holds '
         f'{", ".join(path.name for path in paths) or "neither"}.')
-  check_differ([file.name for file in files], field)
   return files
 
 
