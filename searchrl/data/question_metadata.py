@@ -4,18 +4,11 @@
 
 from collections.abc import Mapping
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
 from searchrl.trajectory import Question
-
-
-class Metadata(NamedTuple):
-  """Metadata of a question, and its file and line."""
-
-  place: str  # file and line, for error messages
-  values: Mapping[str, Any]
 
 
 class Reader:
@@ -43,8 +36,8 @@ class Reader:
     self._admit(question, place)
     self._uids[place] = question.uid
 
-  def read(self, train: str) -> dict[str, Metadata]:
-    """Returns the metadata of the admitted questions, by uid.
+  def read(self, train: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Returns the place and the metadata of each admitted question, by uid.
 
     Args:
       train: Files of questions: 'path' or 'name=path,name=path'.
@@ -57,5 +50,5 @@ class Reader:
         if isinstance(values, str):
           values = json.loads(values)
         if place in self._uids:
-          result[self._uids[place]] = Metadata(place, values)
+          result[self._uids[place]] = place, values
     return result
