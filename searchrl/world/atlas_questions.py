@@ -234,14 +234,12 @@ class _Writer:
   def take(self, by_kind: Mapping[Any, Sequence[tuple[Fact, ...]]], count: int
           ) -> list[AtlasQuestion]:
     """Returns questions, about the same number for each kind of chain."""
-    waiting = {kind: self._ordered(group)
+    waiting = {kind: filter(None, map(self.write, self._ordered(group)))
                for kind, group in sorted(by_kind.items())}
     result: list[AtlasQuestion] = []
     while waiting and len(result) < count:
       for kind in list(waiting):
-        question = None
-        while question is None and waiting[kind]:
-          question = self.write(waiting[kind].popleft())
+        question = next(waiting[kind], None)
         if question is None:
           del waiting[kind]
         elif len(result) < count:
@@ -249,7 +247,7 @@ class _Writer:
     return result
 
   def _ordered(self, group: Iterable[tuple[Fact, ...]]
-              ) -> collections.deque[tuple[Fact, ...]]:
+              ) -> list[tuple[Fact, ...]]:
     """Returns chains in random order, but with frequent answers spread out.
 
     First come chains whose last answer is new, then those with an answer that
@@ -262,8 +260,7 @@ class _Writer:
     for chain in order:
       count[chain[-1].answers[0]] += 1
       ranked.append((count[chain[-1].answers[0]], chain))
-    return collections.deque(
-        chain for _, chain in sorted(ranked, key=lambda item: item[0]))
+    return [chain for _, chain in sorted(ranked, key=lambda item: item[0])]
 
   def write(self, chain: tuple[Fact, ...]) -> AtlasQuestion | None:
     """Returns the question of a chain, or None if the chain is not fair.
