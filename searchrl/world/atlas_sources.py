@@ -285,17 +285,15 @@ def _without_namesakes_nearby(
   The data packages have no names of other regions that could distinguish the
   smaller cities.
   """
-  seen, result = set(), []
+  largest: dict[tuple[str, str, str], dict[str, Any]] = {}
   for row in rows:
     country = row['countrycode']
     region = row['admin1code'] if country == 'US' else ''
-    place = atlas_facts.folded(row['name']), country, region
-    if place in seen or country not in countries or not atlas_facts.is_plain(
-        row['name']) or (country == 'US' and region not in states):
-      continue
-    seen.add(place)
-    result.append(row)
-  return result
+    if country in countries and atlas_facts.is_plain(row['name']) and (
+        country != 'US' or region in states):
+      place = atlas_facts.folded(row['name']), country, region
+      largest.setdefault(place, row)
+  return list(largest.values())
 
 
 def _city(draft: _Draft, row: Mapping[str, Any], namesakes: Mapping[str, int],
@@ -410,7 +408,7 @@ def _airports(draft: _Draft, rows: Mapping[str, Mapping[str, Any]],
       continue
     near = _nearby(places.get(code, ()), row)
     key = draft.add(
-        'airport', iata, name, words=name,
+        'airport', iata, name,
         famous=bool(near and near['population'] >= FAMOUS_CITY),
         others={f'the airport with the IATA code {iata}': f'IATA {iata} airport'})
     if near:
