@@ -44,8 +44,8 @@ from searchrl.rl.algorithm import (  # noqa: F401
 from searchrl.rl.masked import Mean
 from searchrl.rl.objective import (  # noqa: F401
     Regularizer, by_group, clipped_geometric_mean, clipped_sequence_ratio,
-    clipped_token_ratio, corrected, objective, reference_kl, regularized,
-    score_function, with_observations)
+    clipped_token_ratio, corrected, objective, policy_gradient, reference_kl,
+    regularized, score_function, with_observations)
 from searchrl.rl.turn_recipes import gigpo, mt_grpo  # noqa: F401
 
 
@@ -105,8 +105,8 @@ def ppo(
         **diagnostics.value_fit(*fit, value_clip=value_clip)}
 
   return Algorithm(
-      estimate, loss, needs=_needs(regularizer, in_reward=True) | {'values'},
-      reads_turns=turn_rewards, skips_unsampled=True)
+      estimate, loss, reads_turns=turn_rewards, skips_unsampled=True,
+      needs=regularizer.needs(kl_in_reward=True) | {'values'})
 
 
 @regularized(kl_coef=0.04, kl_estimator='k3', entropy_coef=0.0,
@@ -129,13 +129,10 @@ def grpo(
     uses other options of the regularizer: kl_coef=1e-3, and 'token_mean' as
     the aggregation.
   """
-  return Algorithm(
+  return policy_gradient(
       by_group(normalize_std),
-      objective(
-          clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
-          regularizer),
-      needs=_needs(regularizer), min_group_size=2,
-      skips_zero=regularizer.is_empty, skips_unsampled=True)
+      clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
+      regularizer, min_group_size=2)
 
 
 def dr_grpo(
@@ -280,11 +277,9 @@ def rloo(regularizer: Regularizer) -> Algorithm:
     return advantages.leave_one_out(
         rewards, batch.group_ids, batch.in_baseline)
 
-  in_loss = regularizer.without_kl()
-  return Algorithm(
-      left_out, objective(score_function(regularizer), in_loss),
-      needs=_needs(regularizer, in_reward=True), min_group_size=2,
-      one_update=True, skips_zero=in_loss.is_empty, skips_unsampled=True)
+  return policy_gradient(
+      left_out, score_function(regularizer), regularizer, kl_in_reward=True,
+      min_group_size=2, one_update=True)
 
 
 @regularized(kl_coef=1e-3, kl_estimator='k3', entropy_coef=0.0,
@@ -297,11 +292,9 @@ def reinforce(regularizer: Regularizer) -> Algorithm:
   Source: Williams 1992; as in ZeroSearch (arXiv:2505.04588), with the sign of
   its KL corrected.
   """
-  return Algorithm(
+  return policy_gradient(
       lambda batch: jnp.where(batch.in_baseline, batch.rewards, 0),
-      objective(score_function(regularizer), regularizer),
-      needs=_needs(regularizer), one_update=True,
-      skips_zero=regularizer.is_empty, skips_unsampled=True)
+      score_function(regularizer), regularizer, one_update=True)
 
 
 @regularized(kl_coef=1e-3, entropy_coef=0.0, aggregation='token_mean',
@@ -338,13 +331,10 @@ def reinforce_plus_plus(
         batch.rewards, mask, reference_kl(batch, regularizer))
     return advantages.reinforce_plus_plus(rewards, mask, discount=discount)
 
-  in_loss = regularizer if group_baseline else regularizer.without_kl()
-  return Algorithm(
-      whitened,
-      objective(clipped_token_ratio(regularizer, clip_low, clip_high), in_loss),
-      needs=_needs(regularizer, in_reward=not group_baseline),
-      min_group_size=2 if group_baseline else 1, skips_zero=in_loss.is_empty,
-      skips_unsampled=True)
+  return policy_gradient(
+      whitened, clipped_token_ratio(regularizer, clip_low, clip_high),
+      regularizer, kl_in_reward=not group_baseline,
+      min_group_size=2 if group_baseline else 1)
 
 
 @regularized(kl_coef=0.0, kl_estimator='k3', entropy_coef=0.0,
@@ -363,12 +353,11 @@ def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
   """
   _check_whole_rows('hrpo', regularizer.aggregation)
   option_checks.at_least_0(delta=delta)
-  return Algorithm(
+  return policy_gradient(
       lambda batch: advantages.hop_group_relative(
           batch.rewards, batch.group_ids, batch.in_baseline, delta=delta),
-      objective(score_function(regularizer), regularizer),
-      group_of=question_hops, needs=_needs(regularizer), one_update=True,
-      skips_zero=regularizer.is_empty, skips_unsampled=True)
+      score_function(regularizer), regularizer, group_of=question_hops,
+      one_update=True)
 
 
 @regularized(aggregation='token_mean', length=None)
@@ -389,17 +378,8 @@ def sft(regularizer: Regularizer) -> Algorithm:
     weights = jnp.where(mask, batch.weights, 0) / jnp.where(mean > 0, mean, 1)
     return rewards[:, None] * weights
 
-  return Algorithm(
-      weighted, objective(score_function(regularizer), regularizer),
-      one_update=True, skips_zero=regularizer.is_empty, skips_unsampled=True)
-
-
-def _needs(regularizer, in_reward=False):
-  """Returns the batch fields that the KL needs, none if kl_coef is 0."""
-  if not regularizer.kl_coef:
-    return frozenset()
-  return frozenset(
-      ('ref_logprobs', 'old_logprobs') if in_reward else ('ref_logprobs',))
+  return policy_gradient(
+      weighted, score_function(regularizer), regularizer, one_update=True)
 
 
 def _sequence_level(
@@ -414,10 +394,9 @@ def _sequence_level(
         f"aggregation must be 'sequence_mean' for {recipe}, whose loss belongs "
         f'to a whole row, but is {regularizer.aggregation!r}. For token-level '
         'aggregation choose a recipe with token ratios: grpo, dapo or ppo.')
-  return Algorithm(
-      by_group(normalize_std), objective(policy_loss, regularizer), keep,
-      needs=_needs(regularizer), level='sequence', min_group_size=2,
-      skips_zero=regularizer.is_empty, skips_unsampled=True)
+  return policy_gradient(
+      by_group(normalize_std), policy_loss, regularizer, keep=keep,
+      level='sequence', min_group_size=2)
 
 
 def _check_whole_rows(recipe, aggregation):

@@ -91,6 +91,16 @@ class Regularizer:
     """Returns a copy without the KL, for when the KL is in the reward."""
     return dataclasses.replace(self, kl_coef=0.0)
 
+  def needs(self, kl_in_reward: bool) -> frozenset[str]:
+    """Returns the batch fields that the KL needs, none if kl_coef is 0.
+
+    A KL in the reward also needs the log-probs before the update.
+    """
+    if not self.kl_coef:
+      return frozenset()
+    return frozenset(
+        ('ref_logprobs', 'old_logprobs') if kl_in_reward else ('ref_logprobs',))
+
 
 def regularized(**defaults) -> Callable:
   """Returns a decorator that adds `Regularizer` fields to a recipe's options.
@@ -275,6 +285,27 @@ def objective(
   if _takes(policy_loss, 'count_mask'):
     return loss
   return lambda policy, batch, advs: loss(policy, batch, advs)
+
+
+def policy_gradient(
+    advantages_of: Callable, policy_loss: PolicyLoss, regularizer: Regularizer,
+    *, kl_in_reward: bool = False, **fields) -> Algorithm:
+  """Returns an algorithm that trains the policy alone, without a critic.
+
+  Args:
+    advantages_of: Function from a batch to its advantages, [B] or [B T].
+    policy_loss: Loss of the sampled tokens. It has no gradient where the
+      advantages are 0.
+    regularizer: KL and entropy that `objective` adds to the loss.
+    kl_in_reward: True if `advantages_of` takes the KL from the reward, so that
+      it is not in the loss.
+    **fields: Other fields of the `Algorithm`.
+  """
+  in_loss = regularizer.without_kl() if kl_in_reward else regularizer
+  return Algorithm(
+      advantages_of, objective(policy_loss, in_loss),
+      needs=regularizer.needs(kl_in_reward), skips_zero=in_loss.is_empty,
+      skips_unsampled=True, **fields)
 
 
 def with_observations(algorithm: Algorithm) -> Algorithm:

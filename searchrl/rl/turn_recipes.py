@@ -11,7 +11,7 @@ from searchrl.rl import option_checks
 from searchrl.rl import turn_advantages
 from searchrl.rl.algorithm import Algorithm, scored
 from searchrl.rl.objective import (
-    Regularizer, clipped_token_ratio, objective, regularized)
+    Regularizer, clipped_token_ratio, policy_gradient, regularized)
 
 
 @regularized(kl_coef=0.01, kl_estimator='k3', entropy_coef=0.0,
@@ -43,7 +43,9 @@ def mt_grpo(
         batch.group_ids, batch.in_baseline, turn_coef=turn_coef,
         normalize_std=normalize_std)
 
-  return _recipe(regularizer, by_turn, clip_low, clip_high, dual_clip)
+  return policy_gradient(
+      by_turn, clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
+      regularizer, min_group_size=2, reads_turns=True)
 
 
 @regularized(kl_coef=0.01, kl_estimator='k3', entropy_coef=0.0,
@@ -77,20 +79,7 @@ def gigpo(
         batch.state_ids, batch.group_ids, batch.in_baseline,
         step_coef=step_coef, discount=discount, normalize_std=normalize_std)
 
-  return _recipe(regularizer, by_state, clip_low, clip_high, dual_clip)
-
-
-def _recipe(regularizer, advantages, clip_low, clip_high, dual_clip
-           ) -> Algorithm:
-  """Returns GRPO with the advantages that the function `advantages` computes.
-
-  The function maps a batch with turns to one advantage per token.
-  """
-  return Algorithm(
-      advantages,
-      objective(
-          clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
-          regularizer),
-      needs=frozenset(['ref_logprobs'] if regularizer.kl_coef else []),
-      min_group_size=2, skips_zero=regularizer.is_empty,
-      skips_unsampled=True, reads_turns=True)
+  return policy_gradient(
+      by_state,
+      clipped_token_ratio(regularizer, clip_low, clip_high, dual_clip),
+      regularizer, min_group_size=2, reads_turns=True)
