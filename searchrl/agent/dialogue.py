@@ -144,20 +144,22 @@ def tags(template: str = LAPTOP_TEMPLATE,
       after='</information>\n\n',
       invalid=f'\nThat was neither {call} nor an answer. Try again.\n',
       tools=tools, tag_names=tuple(n for n in names if n != 'search'),
-      passage=passage_writer(tools), summary_request=f'\n{SUMMARY_REQUEST}\n',
+      passage=passage_writer(tag_passage, tools),
+      summary_request=f'\n{SUMMARY_REQUEST}\n',
   )
 
 
-def passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
+def passage_writer(write: Callable[[int, Passage], str], tools: Sequence[Tool]
+                  ) -> Callable[[int, Passage], str]:
   """Returns the function that writes a passage as text, given its number.
 
-  This is `tag_passage`. If one of the tools is 'open', which needs the id of a
+  This is `write`. If one of the tools is 'open', which needs the id of a
   passage, the text begins with the passage's id in brackets.
   """
   if not any(tool.name == 'open' for tool in tools):
-    return tag_passage
+    return write
   return lambda number, passage: (
-      f'[{neutralise(passage.id)}] {tag_passage(number, passage)}')
+      f'[{neutralise(passage.id)}] {write(number, passage)}')
 
 
 def laptop(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:

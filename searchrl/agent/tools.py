@@ -108,8 +108,8 @@ def make(tokenizer, *, template: str, system: str | None = None,
       parse=functools.partial(parse, max_queries=max_queries,
                               bare=_writes_bare_calls(tokenizer, render),
                               names=tuple(tool.name for tool in tools)),
-      stop_strings=TOOL_STOPS, passage=_passage_writer(tools),
-      arrange=by_query, write=tool_turn, tools=tools)
+      stop_strings=TOOL_STOPS, arrange=by_query, write=tool_turn, tools=tools,
+      passage=dialogues.passage_writer(tool_passage, tools))
   framed = chat.frame_question(plain, render, system)
   for tool in tools:
     for word in (tool.first_parameter, tool.name):
@@ -273,19 +273,6 @@ def tool_passage(number: int, passage: Passage) -> str:
   """
   title, text = neutralise(passage.title), neutralise(passage.text)
   return f'Doc {number} (Title: "{title}")\n{text}'
-
-
-def _passage_writer(tools: Sequence[Tool]) -> Callable[[int, Passage], str]:
-  """Returns the function that writes a numbered passage as a text.
-
-  The function maps a number and a passage to the text. It is `tool_passage`. If
-  one of the tools is 'open', which needs a passage's id, the text begins with
-  this id in brackets.
-  """
-  if not any(tool.name == 'open' for tool in tools):
-    return tool_passage
-  return lambda number, passage: (
-      f'[{neutralise(passage.id)}] {tool_passage(number, passage)}')
 
 
 def by_query(write: Callable[[int, Passage], str],
