@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from searchrl.runtime import log as logs
+from searchrl.search import engine_wrappers
 from searchrl.trajectory import (
     SearchError, Tool, ToolCall, ToolResult, is_search)
 
@@ -65,7 +66,7 @@ def make(*, command: Sequence[str] = (), url: str = '',
         mcp.stdio_client(parameters, open(log or os.devnull, 'a')),
         read_timeout_seconds=call_secs)
 
-  server = _Server(connect, url or command[0], call_secs, pause_secs)
+  server: Any = _Server(connect, url or command[0], call_secs, pause_secs)
   try:
     described = server.list_tools()
   except Exception as error:  # whatever the SDK and the server raise
@@ -87,23 +88,9 @@ def make(*, command: Sequence[str] = (), url: str = '',
         'leave the tool out of names.')
   return [Tool(prefix + tool.name,
                ' '.join((tool.description or tool.name).split()),
-               tool.input_schema, _OfServer(server, tool.name))
+               tool.input_schema, engine_wrappers.Wrapped(
+                   functools.partial(server.call, tool.name), (server,)))
           for tool in taken]
-
-
-class _OfServer:
-  """Function of one tool, which makes all calls of a batch at the same time."""
-
-  def __init__(self, server: '_Server', name: str):
-    self._server, self._name = server, name
-
-  def __call__(self, calls: Sequence[ToolCall]) -> list[Any]:
-    """Returns the result of each call, or a SearchError."""
-    return self._server.call(self._name, [dict(c.arguments) for c in calls])
-
-  def wait(self) -> None:
-    """Waits until the server answers, if it has failed."""
-    self._server.wait()
 
 
 class _Server:
@@ -122,16 +109,20 @@ class _Server:
     """Returns the server's descriptions of its tools."""
     return self._wait_for(self._connected().list_tools()).tools
 
-  def call(self, name: str, batch: Sequence[dict[str, Any]]) -> list[Any]:
-    """Calls a tool with several arguments at the same time."""
+  def call(self, name: str, calls: Sequence[ToolCall]) -> list[Any]:
+    """Makes all calls of a tool at the same time; returns their results.
+
+    The result of a call that fails is a SearchError.
+    """
     try:
       client = self._connected()
     except Exception as error:  # a server that does not start again
       self._failed = True
       return [SearchError('unavailable', f'{self._place}: '
-                          f'{type(error).__name__}')] * len(batch)
+                          f'{type(error).__name__}')] * len(calls)
     futures = [asyncio.run_coroutine_threadsafe(
-        client.call_tool(name, arguments), _loop()) for arguments in batch]
+        client.call_tool(name, dict(call.arguments)), _loop())
+               for call in calls]
     return [self._result(future) for future in futures]
 
   def wait(self) -> None:
