@@ -22,7 +22,6 @@ from jax.sharding import Mesh
 import numpy as np
 import optax
 
-from searchrl.models import critic
 from searchrl.models import lora as loras
 from searchrl.models import sequence_attention
 from searchrl.models import transformer
@@ -92,13 +91,7 @@ class Learner:
     Raises:
       ValueError: An array does not split evenly over the mesh.
     """
-    step = self.train_step
-    trained = {'policy': params}
-    if step.lora:
-      trained['policy'] = loras.init(
-          step.lora, step.shape, jax.random.key(self.seed))
-    if 'critic' in step.axes:
-      trained['critic'] = critic.init(params)
+    trained = self.train_step.first_params(params, jax.random.key(self.seed))
     return {network: self._on_mesh(network, leaves)
             for network, leaves in trained.items()}
 

@@ -183,6 +183,15 @@ class TrainStep:
     """Returns a mask of the tokens whose log-probs are needed; None: all."""
     return batch.loss_mask if self.algorithm.skips_unsampled else None
 
+  def first_params(self, base: Any, key: Array) -> dict[str, Any]:
+    """Returns the first trained parameters, given the policy's and a key."""
+    params = {'policy': base}
+    if self.lora:
+      params['policy'] = loras.init(self.lora, self.shape, key)
+    if 'values' in self.algorithm.needs:
+      params['critic'] = critic.init(base)
+    return params
+
   def init(self, network: str, params: Any) -> TrainState:
     """Returns the first state of 'policy' or 'critic', given its parameters."""
     optimizer = self._optimizer(network)
@@ -224,14 +233,8 @@ class TrainStep:
   @functools.cached_property
   def _shapes(self) -> State:
     """Shapes and dtypes of the state of all networks, as a tree of structs."""
-    key = jax.random.key(0)
-    whole = transformer.abstract(self.shape)
-    params = {'policy': whole}
-    if self.lora:
-      params['policy'] = jax.eval_shape(
-          functools.partial(loras.init, self.lora, self.shape), key)
-    if 'critic' in self.axes:
-      params['critic'] = jax.eval_shape(critic.init, whole)
+    params = jax.eval_shape(
+        self.first_params, transformer.abstract(self.shape), jax.random.key(0))
     return {
         network: TrainState(
             leaves, jax.eval_shape(self._optimizer(network).init, leaves),
@@ -414,7 +417,8 @@ class TrainStep:
         *packing.unpack((*per_token, values), layout, self.length))
     micro = dataclasses.replace(micro, batch=_with_old(
         micro.batch, jax.lax.stop_gradient(per_token[0])))
-    batch, advantages = self._unpack(micro)
+    batch, advantages = packing.unpack(
+        (micro.batch, micro.advantages), layout, self.length)
     terms, metrics = self.algorithm.loss(output, batch, advantages)
     if load is not None:
       balance = step_metrics.of_experts(load)
@@ -424,11 +428,6 @@ class TrainStep:
           balance['actor/experts_balance'])}
     return algorithms.total(terms, counts), (
         metrics, micro.batch.old_logprobs)
-
-  def _unpack(self, micro: Rows) -> tuple[Batch, Any]:
-    """Returns the batch and the advantages with one document per row."""
-    return packing.unpack(
-        (micro.batch, micro.advantages), micro.layout, self.length)
 
   @property
   def _sums_need_order(self) -> bool:
