@@ -58,17 +58,6 @@ class MiniBatch:
     return jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]),
                         packing.to_rows(tree, self.documents, self.layout))
 
-  def from_rows(self, per_token: jax.Array, out: np.ndarray) -> None:
-    """Writes one number per token of the packed rows into the batch's order.
-
-    Args:
-      per_token: Numbers of the rows' tokens, [M R L].
-      out: Array to write to, one row per trajectory of the batch, [B T].
-        Entries without a token in these rows are left as they are.
-    """
-    flat = jax.device_get(per_token).reshape(self.layout.positions.shape)
-    packing.from_rows(flat, self.documents, self.layout, out)
-
   def with_scores(self, scores: Mapping[str, Any]) -> 'MiniBatch':
     """Returns a copy whose packed rows have further fields, such as log-probs.
 
@@ -105,7 +94,9 @@ class PackedBatch:
     """
     result = np.zeros(self.batch.tokens.shape, np.float32)
     for minibatch, numbers in zip(self.minibatches, per_token, strict=True):
-      minibatch.from_rows(numbers, result)
+      layout = minibatch.layout
+      flat = jax.device_get(numbers).reshape(layout.positions.shape)
+      packing.from_rows(flat, minibatch.documents, layout, result)
     return result
 
   def scored_later(self, score: Callable[['PackedBatch'], np.ndarray]
