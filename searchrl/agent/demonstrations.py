@@ -127,8 +127,8 @@ def _longest(ids: tuple[int, ...], tokenizer, trained: bool, first: bool
   for special in (True, False):
     piece = _text(ids, tokenizer, trained, special, first)
     count = len(ids)
-    while count and (encoded := _encoded(piece, tokenizer, first)) != (
-        ids[:count]):
+    while count and (encoded := transcripts.encode(
+        piece, tokenizer, first=first)) != ids[:count]:
       same = next((n for n, (a, b) in enumerate(zip(encoded, ids)) if a != b),
                   min(len(encoded), count))
       count = min(max(same, 1), count - 1)
@@ -141,9 +141,3 @@ def _longest(ids: tuple[int, ...], tokenizer, trained: bool, first: bool
 def _text(ids: Sequence[int], tokenizer, trained: bool, special: bool,
           first: bool = False) -> Segment:
   return Segment(tokenizer.write(ids, first=first), trained, special)
-
-
-def _encoded(segment: Segment, tokenizer, first: bool) -> tuple[int, ...]:
-  if first and not segment.ids:
-    return tokenizer.encode_first(segment.text, special=segment.special)
-  return transcripts.encode(segment, tokenizer)

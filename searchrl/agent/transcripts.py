@@ -41,7 +41,7 @@ def of_segments(segments: Iterable[Segment | tuple[str, bool]], tokenizer,
   end_ids = {*chat.ends(tokenizer)} if ends else set()
   for segment in itertools.starmap(Segment, segments):
     if not pieces and not segment.ids:
-      ids = tokenizer.encode_first(segment.text, special=segment.special)
+      ids = encode(segment, tokenizer, first=True)
       start = len(tokenizer.start_ids)
       pieces = [(ids[:start], False), (ids[start:], segment.trained)]
       continue
@@ -56,10 +56,13 @@ def of_segments(segments: Iterable[Segment | tuple[str, bool]], tokenizer,
   return _joined(pieces)
 
 
-def encode(segment: Segment, tokenizer) -> tuple[int, ...]:
-  """Returns the ids of a segment that continues a text."""
+def encode(segment: Segment, tokenizer, *, first: bool = False
+          ) -> tuple[int, ...]:
+  """Returns the ids of a segment; `first` says that it begins a text."""
   if segment.ids:
     return segment.ids
+  if first:
+    return tokenizer.encode_first(segment.text, special=segment.special)
   return (tokenizer.encode if segment.special else tokenizer.encode_data)(
       segment.text)
 
@@ -199,10 +202,7 @@ def _changed(earlier: str, later: str, number: int, place: str) -> str:
       'chat_template.jinja beside tokenizer.json.')
 
 
-def _joined(pieces: Iterable[tuple[Sequence[int], bool]]) -> Transcript:
-  ids: list[int] = []
-  trained: list[bool] = []
-  for piece, learned in pieces:
-    ids += piece
-    trained += [learned] * len(piece)
-  return Transcript(tuple(ids), tuple(trained))
+def _joined(pieces: Sequence[tuple[Sequence[int], bool]]) -> Transcript:
+  return Transcript(
+      tuple(id_ for ids, _ in pieces for id_ in ids),
+      tuple(trained for ids, trained in pieces for _ in ids))
