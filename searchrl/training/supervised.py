@@ -126,11 +126,16 @@ def fit(
   if not record['steps']:
     writer.write(0, _validated(validation, state, record, steps))
   first, clock, stopping = record['steps'], time.process_time(), False
+  shown: Metrics = {}
   with (signals.StopRequest(_say_stop) as stop,
-        _progress_bar(record, steps, progress) as show):
+        contextlib.closing(progress_lib.ProgressBar(
+            steps, first, enabled=progress and processes.is_first(),
+            unit='update')) as bar):
     while record['steps'] < steps and not stopping:
       state, metrics = _updated(update, state, batch_of, record, first)
-      show(metrics)
+      # The loss of the previous update, so that the host need not wait.
+      bar.update(None, **{name: float(x) for name, x in shown.items()})
+      shown = {'loss': metrics['sft/loss']}
       writer.write(record['steps'], metrics | _validated(
           validation, state, record, steps))
       stopping = processes.stop_requested_anywhere(stop.is_requested)
@@ -186,27 +191,6 @@ def _validated(validation: Validation | None, state: Any,
   loss = validation.loss(state)
   record.setdefault('validation', []).append([record['steps'], loss])
   return {'sft/val_loss': loss}
-
-
-@contextlib.contextmanager
-def _progress_bar(record: Mapping[str, Any], steps: int, enabled: bool
-                 ) -> Iterator[Callable[[Metrics], None]]:
-  """Shows a bar on the first process; yields a function that moves it.
-
-  The bar shows the loss of the previous update, so that the host need not wait
-  for the current one.
-  """
-  latest: Metrics = {}
-  with contextlib.closing(progress_lib.ProgressBar(
-      steps, record['steps'], enabled=enabled and processes.is_first(),
-      unit='update')) as bar:
-
-    def show(metrics: Metrics) -> None:
-      nonlocal latest
-      bar.update(None, **{name: float(x) for name, x in latest.items()})
-      latest = {'loss': metrics['sft/loss']}
-
-    yield show
 
 
 def _save(folder: pathlib.Path, state: Any, record: dict[str, Any],
