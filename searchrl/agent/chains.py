@@ -67,15 +67,14 @@ def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
   chain, poor = metadata.get('chain'), metadata.get('poor_queries') or []
   if chain is None:
     return None
-  if not isinstance(chain, list) or not chain or not all(
-      isinstance(hop, list) and len(hop) == 2 and all(map(_is_text, hop))
-      for hop in chain):
+  if not isinstance(chain, list) or not chain or not all(map(_is_pair, chain)):
     raise ValueError(
         'metadata.chain must be [[query, answer], ...], a pair of texts for '
         f'each hop, but that of {place} is {str(chain)[:80]}. Correct the '
         'line.')
   if not isinstance(poor, list) or not all(
-      isinstance(queries, list) and all(map(_is_poor_query, queries))
+      isinstance(queries, list) and all(
+          _is_text(query) or _is_pair(query) for query in queries)
       for queries in poor):
     raise ValueError(
         'metadata.poor_queries must have for each hop a list of texts or of '
@@ -86,9 +85,9 @@ def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
       for entry in (poor[0] if poor else ())))
 
 
-def _is_poor_query(value: Any) -> bool:
-  return _is_text(value) or (isinstance(value, list) and len(value) == 2
-                             and all(map(_is_text, value)))
+def _is_pair(value: Any) -> bool:
+  return (isinstance(value, list) and len(value) == 2
+          and all(map(_is_text, value)))
 
 
 def _is_text(value: Any) -> bool:
@@ -144,9 +143,8 @@ def write(script: Script, request: Request, turns: Sequence[Turn], *,
     seed: Seed of the wording.
   """
   hops, poor = script.chain.hops, script.poor_query
-  missed = len(turns) == 1 and poor and not found(hops[0].answer, turns[0])
-  done = len(turns) - bool(turns and poor and not found(
-      hops[0].answer, turns[0]))
+  retries = bool(turns and poor) and not found(hops[0].answer, turns[0])
+  missed, done = retries and len(turns) == 1, len(turns) - retries
   rng = _rng(seed, request.question.uid, 1 + len(turns))
   pick = lambda texts: texts[rng.integers(len(texts))]
   if done >= len(hops):
