@@ -20,7 +20,7 @@ import re
 
 from searchrl.agent import formats
 from searchrl.texts import normalise
-from searchrl.trajectory import Question, Scores, Trajectory, Turn
+from searchrl.trajectory import Passage, Question, Scores, Trajectory, Turn
 
 # Function from questions and a number of attempts to a frozen solver's attempts
 # at each. A reward whose first parameter is `play` gets such a function.
@@ -241,15 +241,21 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
 def found_gold(trajectory: Trajectory) -> bool:
   """Returns whether the policy read one of the gold answers in a passage.
 
-  The answer must occur in a passage, and anywhere in the observation of the
-  same turn, which may have only the beginning of the passage. All texts are
-  normalised.
+  These are the passages of `with_gold`.
   """
-  gold_answers = normalised(trajectory.question.answers)
-  return any(gold in normalise(f'{passage.title} {passage.text}')
-             and gold in observation
-             for turn in trajectory.turns if (observation := observed(turn))
-             for passage in turn.passages for gold in gold_answers)
+  return any(with_gold(turn, trajectory.question) for turn in trajectory.turns)
+
+
+def with_gold(turn: Turn, question: Question) -> list[Passage]:
+  """Returns the passages of a turn in which the policy read a gold answer.
+
+  The answer must occur in the passage, and anywhere in the turn's observation,
+  which may have only the beginning of the passage. All texts are normalised.
+  """
+  observation = observed(turn)
+  golds = [g for g in normalised(question.answers) if g in observation]
+  return [passage for passage in turn.passages if any(
+      gold in normalise(f'{passage.title} {passage.text}') for gold in golds)]
 
 
 def observed(turn: Turn) -> str:

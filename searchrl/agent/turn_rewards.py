@@ -53,8 +53,4 @@ def _evidence(turn: Turn, question: Question) -> set[str]:
     return {passage.id for passage in turn.passages
             if passage.id in question.gold_passages
             or rewards.normalise(passage.title) in titles}
-  golds = rewards.normalised(question.answers)
-  observation = rewards.observed(turn)
-  return {passage.id for passage in turn.passages for gold in golds
-          if gold in rewards.normalise(f'{passage.title} {passage.text}')
-          and gold in observation}
+  return {passage.id for passage in rewards.with_gold(turn, question)}
