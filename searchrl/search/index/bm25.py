@@ -193,18 +193,33 @@ def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
   and the mean leave out texts without a term.
   """
   terms: dict[str, int] = {}
+  rows, passages, counts, lengths = count_terms(texts, terms)
+  starts = np.searchsorted(rows, np.arange(len(terms) + 1))
+  idf, norms = weights(np.diff(starts), lengths, k1, b)
+  impacts = idf[rows] * counts / (counts + norms[passages])
+  return Index(terms, starts, maxscore.Postings(
+      passages.astype(np.int32), impacts.astype(np.float32), len(texts)))
+
+
+def count_terms(texts: Sequence[str], terms: dict[str, int]
+               ) -> tuple[np.ndarray, ...]:
+  """Counts the terms of texts, and gives each new term the next number.
+
+  Args:
+    texts: The texts, N of them.
+    terms: Numbers of the terms that are known. New terms are added.
+
+  Returns:
+    The term, the text and the count of each posting, sorted by term and then by
+    text, and the length of each text, in terms.
+  """
   ids = [[terms.setdefault(term, len(terms)) for term in analyze(text)]
          for text in texts]
   lengths = np.array([len(row) for row in ids])
   owners = np.repeat(np.arange(len(ids)), lengths)
   flat = np.fromiter((t for row in ids for t in row), np.int64, len(owners))
   pairs, counts = np.unique(flat * len(ids) + owners, return_counts=True)
-  rows, passages = np.divmod(pairs, len(ids))
-  starts = np.searchsorted(rows, np.arange(len(terms) + 1))
-  idf, norms = weights(np.diff(starts), lengths, k1, b)
-  impacts = idf[rows] * counts / (counts + norms[passages])
-  return Index(terms, starts, maxscore.Postings(
-      passages.astype(np.int32), impacts.astype(np.float32), len(ids)))
+  return *np.divmod(pairs, len(ids)), counts, lengths
 
 
 def weights(

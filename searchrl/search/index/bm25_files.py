@@ -84,19 +84,12 @@ def _count(texts: Sequence[str], folder: pathlib.Path):
   terms: dict[str, int] = {}
   lengths = np.zeros(len(texts), np.int64)
   for start in range(0, len(texts), _BLOCK):
-    ids, owners = [], []
-    for i in range(start, min(start + _BLOCK, len(texts))):
-      numbers = [terms.setdefault(term, len(terms))
-                 for term in bm25.analyze(texts[i])]
-      lengths[i] = len(numbers)
-      ids.append(np.array(numbers, np.int64))
-      owners.append(np.full(len(numbers), i, np.int64))
-    pairs, counts = np.unique(
-        np.concatenate(ids) * len(texts) + np.concatenate(owners),
-        return_counts=True)
-    rows, passages = np.divmod(pairs, len(texts))
+    stop = start + _BLOCK
+    rows, passages, counts, lengths[start:stop] = bm25.count_terms(
+        texts[start:stop], terms)
     np.savez(folder / f'block_{start:012d}.npz', rows=rows.astype(np.int32),
-             passages=passages.astype(np.int32), counts=counts.astype(np.int32))
+             passages=(start + passages).astype(np.int32),
+             counts=counts.astype(np.int32))
   return terms, lengths
 
 
