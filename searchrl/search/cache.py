@@ -29,7 +29,7 @@ _Key = tuple[str, int]  # text, top_k
 Key = TypeVar('Key', bound=tuple)  # what JSON can hold
 
 
-class Cached:
+class Cached(engine_wrappers.Outer):
   """A search whose results are cached.
 
   Args:
@@ -52,6 +52,7 @@ class Cached:
     if entries < 0:
       raise ValueError(f'search.options.entries must be at least 0, but is '
                        f'{entries}.')
+    self.inner = (search,)
     self._search, self._index, self._entries = search, index, entries
     self._store = Store(pathlib.Path(path)) if path else None
     self._recent: collections.OrderedDict[_Key, Passages] = (
@@ -96,21 +97,7 @@ class Cached:
     return {
         'search/cache/hit_rate': counts['hits'] / max(counts['queries'], 1),
         'search/cache/damaged': faults['damaged'],
-        'search/cache/unwritten': faults['unwritten'],
-        **engine_wrappers.pop(self._search)}
-
-  def wait(self) -> None:
-    """Waits until the inner search is in service."""
-    engine_wrappers.wait(self._search)
-
-  @property
-  def is_joint(self) -> bool:
-    """True if processes search together in the inner search."""
-    return engine_wrappers.is_joint(self._search)
-
-  def finish(self) -> None:
-    """Takes part in joint searches until all processes have finished."""
-    engine_wrappers.finish(self._search)
+        'search/cache/unwritten': faults['unwritten'], **super().pop()}
 
   def _known(self, keys: Sequence[_Key]) -> dict[_Key, Passages | SearchError]:
     """Returns the results that are in memory or in the file.

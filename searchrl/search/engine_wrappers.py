@@ -42,23 +42,10 @@ class Counts:
     return numbers
 
 
-@dataclasses.dataclass(frozen=True)
-class Wrapped:
-  """A search that calls other searches.
+class Outer:
+  """The methods of a search that calls other searches, its field `inner`."""
 
-  Attributes:
-    search: Function that answers the queries, or the calls of a tool.
-    inner: The searches that it calls.
-    tools: Functions of a dialogue's tools by name, if it is a `toolset`.
-  """
-
-  search: Callable[[Sequence[Any]], Sequence[Any]]
   inner: tuple[Callable[..., Any], ...]
-  tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None
-
-  def __call__(self, queries: Sequence[Any]) -> Sequence[Any]:
-    """Returns the results of the queries, in their order."""
-    return self.search(queries)
 
   def pop(self) -> dict[str, float]:
     """Returns the sum of the inner searches' metrics, and resets them."""
@@ -81,6 +68,25 @@ class Wrapped:
     """Takes part in joint searches until all processes have finished."""
     for search in filter(is_joint, self.inner):
       finish(search)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapped(Outer):
+  """A search that calls other searches.
+
+  Attributes:
+    search: Function that answers the queries, or the calls of a tool.
+    inner: The searches that it calls.
+    tools: Functions of a dialogue's tools by name, if it is a `toolset`.
+  """
+
+  search: Callable[[Sequence[Any]], Sequence[Any]]
+  inner: tuple[Callable[..., Any], ...]
+  tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] | None = None
+
+  def __call__(self, queries: Sequence[Any]) -> Sequence[Any]:
+    """Returns the results of the queries, in their order."""
+    return self.search(queries)
 
 
 def toolset(tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
