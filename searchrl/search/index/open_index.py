@@ -75,19 +75,39 @@ def indexed(
     if backend == 'numpy':
       processes.say(_from_disk(folder, _bytes_of_rows(store, storage),
                                memory_share))
-  index = _cached(str(folder), store.fingerprint, backend, storage, min_recall,
-                  batch, visited)
+  index = _index(str(folder), store.fingerprint, backend, storage, min_recall,
+                 batch, visited)
   return dense.searcher(
       corpus, encoder_of(store, corpus, load_encoder, encoder), index)
 
 
 @functools.lru_cache(maxsize=1)  # shared by training and evaluation
-def _cached(folder: str, fingerprint: str, backend: str, storage: str,
-            min_recall: float, batch: int, visited: int) -> exact_host.Index:
+def _index(folder: str, fingerprint: str, backend: str, storage: str,
+           min_recall: float, batch: int, visited: int) -> exact_host.Index:
+  """Returns the index of a folder's vectors for the options of `indexed`.
+
+  Raises:
+    FileNotFoundError: The approximate index was not built.
+    ValueError: The index is damaged, its recall is too low, or an option is out
+      of range.
+  """
   store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   assert store.fingerprint == fingerprint
-  return open_index(store, folder, backend, storage=storage,
-                    min_recall=min_recall, batch=batch, visited=visited)
+  if visited and backend != 'hnsw':
+    raise ValueError(
+        "search.options.visited must be 0 unless backend is 'hnsw', but is "
+        f'{visited} with {backend!r}. Leave it out.')
+  if backend in ('exact', 'mesh'):
+    return exact_device.build(store, dtype=storage, batch=batch,
+                              together=backend == 'mesh')
+  if backend == 'numpy':
+    return exact_host.on_host(store)
+  if backend in approximate.KINDS:
+    return approximate.open_(backend, store, pathlib.Path(folder) / backend,
+                             min_recall=min_recall, **(
+                                 {'visited': visited} if visited else {}))
+  raise ValueError(f'search.options.backend must be one of '
+                   f'{", ".join(BACKENDS)}, but is {backend!r}.')
 
 
 def open_store(folder: str | pathlib.Path, corpus: Corpus
@@ -192,54 +212,17 @@ def rows_on_devices(
     return {f'rows of {index}, which is not here and not counted': 0.0}
   rows = _bytes_of_rows(
       vector_store.open_(pathlib.Path(index) / 'vectors'), storage)
-  on_them = backend == 'exact' or (
-      backend == 'auto' and rows <= memory_share * memory)
-  if on_them:
+  if backend == 'exact' or (
+      backend == 'auto' and rows <= memory_share * memory):
     return {f'rows of {index}, {storage}': float(rows)}
   if backend == 'mesh':
     return {f'rows of {index}, {storage}, split over {hosts} processes':
             rows / hosts}
+  if backend != 'auto':
+    return {}
   return {f'rows of {index}: not on the devices, where {backend!r} would take '
           f"{memory_share} of the memory at most; backend='mesh' would split "
-          f'{rows / 1e9:.3g} GB over {hosts} processes': 0.0} if (
-              backend == 'auto') else {}
-
-
-def open_index(store: vector_store.Store, folder: str | pathlib.Path,
-               backend: str, *, storage: str, min_recall: float, batch: int,
-               visited: int = 0) -> exact_host.Index:
-  """Returns an index of stored vectors that is searched in a given way.
-
-  Args:
-    store: The vectors.
-    folder: Directory that has the approximate indexes, scann/ and hnsw/.
-    backend: 'exact' or 'mesh' (exact, on the devices of this or of all
-      processes), 'numpy' (exact, from disk), 'scann' or 'hnsw'.
-    storage: Type of exact rows on devices.
-    min_recall: Least recall@3 of an approximate index that is accepted.
-    batch: Number of queries per device call of exact search.
-    visited: Number of candidates of a search of 'hnsw'; 0: the tuned number.
-
-  Raises:
-    FileNotFoundError: The approximate index was not built.
-    ValueError: The index is damaged, its recall is too low, or an option is out
-      of range.
-  """
-  if visited and backend != 'hnsw':
-    raise ValueError(
-        "search.options.visited must be 0 unless backend is 'hnsw', but is "
-        f'{visited} with {backend!r}. Leave it out.')
-  if backend in ('exact', 'mesh'):
-    return exact_device.build(store, dtype=storage, batch=batch,
-                              together=backend == 'mesh')
-  if backend == 'numpy':
-    return exact_host.on_host(store)
-  if backend in approximate.KINDS:
-    return approximate.open_(backend, store, pathlib.Path(folder) / backend,
-                             min_recall=min_recall, **(
-                                 {'visited': visited} if visited else {}))
-  raise ValueError(f'search.options.backend must be one of '
-                   f'{", ".join(BACKENDS)}, but is {backend!r}.')
+          f'{rows / 1e9:.3g} GB over {hosts} processes': 0.0}
 
 
 def describe(folder: str | pathlib.Path) -> dict[str, Any]:
