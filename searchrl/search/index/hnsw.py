@@ -11,8 +11,6 @@ Source: Malkov and Yashunin 2016, arXiv:1603.09320.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-import contextlib
 import pathlib
 from typing import Any
 
@@ -50,22 +48,15 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
         f'{links} and {construction}. 32 and 200 suit most corpora.')
   index = faiss.IndexHNSWFlat(source.dim, links, faiss.METRIC_INNER_PRODUCT)
   index.hnsw.efConstruction = construction
-  with _threads(faiss, threads):
+  before = faiss.omp_get_max_threads()
+  faiss.omp_set_num_threads(threads or before)
+  try:
     for start, rows in vector_store.blocks(source, 65_536):
       index.add(vector_store.checked(rows, start))
-  faiss.write_index(index, str(folder / _FILE))
-  return {}
-
-
-@contextlib.contextmanager
-def _threads(faiss, count: int) -> Iterator[None]:
-  """Sets faiss's number of threads within a context; 0: no change."""
-  before = faiss.omp_get_max_threads()
-  faiss.omp_set_num_threads(count or before)
-  try:
-    yield
   finally:
     faiss.omp_set_num_threads(before)
+  faiss.write_index(index, str(folder / _FILE))
+  return {}
 
 
 def ladder(built: dict[str, Any]) -> list[dict[str, int]]:
