@@ -100,10 +100,8 @@ def toolset(tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
     tools: Function of each tool by its name. A function maps a list of queries,
       or of calls by the policy, to one result each.
   """
-  def search(queries: Sequence[Query]) -> Sequence[Passages | SearchError]:
-    return tools['search'](queries)
-
-  return Wrapped(search, tuple(tools.values()), tools)
+  return Wrapped(
+      lambda queries: tools['search'](queries), tuple(tools.values()), tools)
 
 
 def tools_of(search: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-import dataclasses
 from typing import Any
 
 from searchrl.search import engine_wrappers
@@ -196,7 +195,6 @@ def remote(
       **retries)
   if len(urls) > 1:
     replicas.check(urls, calls.headers)
-  limits = dataclasses.replace(
-      wire.Limits(), queries=batch, query_chars=query_chars,
-      body_bytes=_BODY_BYTES)
+  limits = wire.Limits(
+      body_bytes=_BODY_BYTES, queries=batch, query_chars=query_chars)
   return Remote(calls, limits, connections)
