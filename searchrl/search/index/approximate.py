@@ -125,7 +125,6 @@ def in_memory(
     source: vector_store.Source,
     queries: Float[np.ndarray, 'Q D'],
     *,
-    recall: float = 0.99,
     min_recall: float,
     settings: Mapping[str, int] | None = None,
     **options: Any,
@@ -136,9 +135,8 @@ def in_memory(
     kind: Kind of index, 'scann' or 'hnsw'.
     source: The rows.
     queries: Query vectors with which recall is measured.
-    recall: Target recall@3, as in `build`.
     min_recall: Least recall@3 that is accepted.
-    settings: Settings of the search; None: tuned to `recall`.
+    settings: Settings of the search; None: tuned to a recall@3 of .99.
     **options: Options of `scann.build` or `hnsw.build`.
 
   Returns:
@@ -153,7 +151,7 @@ def in_memory(
     folder = pathlib.Path(name)  # the loaded index does not need it
     index, _, measured = _tuned(
         kind, module.build(source, folder, **options), folder, source, queries,
-        recall=recall, ladder=[settings] if settings else None)
+        recall=0.99, ladder=[settings] if settings else None)
   measure = measured[-1]['recall@3']
   _check_recall(kind, measure, min_recall)
   return index, measure
