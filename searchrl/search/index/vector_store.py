@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 import pathlib
-from typing import Any, Protocol
+from typing import Any
 
 from jaxtyping import Float, Int8
 import ml_dtypes
@@ -42,50 +42,26 @@ def check_dtype(name: str, dtype: str) -> None:
         f'{name} must be one of {", ".join(DTYPES)}, but is {dtype!r}.')
 
 
-class Source(Protocol):
-  """N rows of vectors that are read in blocks, from which an index is built."""
-
-  exact_dtype: str  # float16 if it holds every value exactly, else float32
-
-  @property
-  def count(self) -> int:
-    """Number of rows, N."""
-
-  @property
-  def dim(self) -> int:
-    """Dimension D of the rows."""
-
-  @property
-  def mean(self) -> Float[np.ndarray, 'D']:
-    """Mean of all rows, float32."""
-
-  def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
-    """Returns rows [start, stop) as float32; all values are finite."""
-
-  def parts(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
-    """Returns the rows in their stored type and, for int8, their scales."""
-
-
-@dataclasses.dataclass(frozen=True)
 class InMemory:
-  """A Source of rows in memory.
+  """A `Source` of rows in memory.
+
+  Attributes:
+    rows: The rows, float32.
+    count, dim, exact_dtype: As of a `Store`.
 
   Raises:
     ValueError: There is no row, or a value is not finite.
   """
 
-  rows: Float[np.ndarray, 'N D']
   exact_dtype = 'float32'
 
-  def __post_init__(self):
-    object.__setattr__(self, 'rows', checked(self.rows))
-
-  count = property(lambda self: self.rows.shape[0])
-  dim = property(lambda self: self.rows.shape[1])
+  def __init__(self, rows: Float[Any, 'N D']):
+    self.rows = checked(rows)
+    self.count, self.dim = self.rows.shape
 
   @functools.cached_property
   def mean(self) -> Float[np.ndarray, 'D']:
-    """Mean of all rows."""
+    """Mean of all rows, float32."""
     return self.rows.mean(0, dtype=np.float64).astype(np.float32)
 
   def read(self, start: int, stop: int) -> Float[np.ndarray, 'N D']:
@@ -289,6 +265,10 @@ class Store:
   Attributes:
     recipe: Origin and format of the rows.
     fingerprint: SHA-256, in hex, of the recipe and of all rows.
+    count: Number of rows, N.
+    dim: Dimension D of the rows.
+    mean: Mean of all rows, float32.
+    exact_dtype: 'float16' if it holds every value exactly, else 'float32'.
   """
 
   def __init__(self, folder: pathlib.Path, recipe: Recipe, fingerprint: str,
@@ -317,6 +297,10 @@ class Store:
       raise ValueError(f'rows {start} to {stop} of {self.folder} must be '
                        f'readable, but: {error}. Delete '
                        f'{self.folder}/done, then: {_REBUILD}') from error
+
+
+# N rows of vectors that are read in blocks, from which an index is built.
+Source = InMemory | Store
 
 
 def open_(folder: str | pathlib.Path) -> Store:
