@@ -149,9 +149,7 @@ def _sorted(backend: str, graph: Mapping[str, int]
   return tuple(sorted(graph.items()))
 
 
-@functools.cache
-def _say_once(text: str) -> None:
-  log.say(text)
+_say_once = functools.cache(log.say)
 
 
 @functools.lru_cache(maxsize=4)  # indexes of training and a few evaluation sets

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent import futures
-import json
 import time
-from typing import Any
 
 from searchrl.search.remote import http_request
+from searchrl.search.remote import wire
 
 _SECS = 5.0  # timeout in seconds; a server may have to ask its engine first
 _FACTS = ('corpus', 'index')
@@ -55,11 +54,10 @@ def _about(client: http_request.Client, url: str) -> dict[str, str]:
   if not slash or page != 'retrieve':
     return {}
   try:
-    record = json.loads(client.body(
+    record = wire.read_object(client.body(
         http_request.Request(f'{root}/health'),
-        time.monotonic() + _SECS))
-  except (http_request.Failure, ValueError, RecursionError):
+        time.monotonic() + _SECS), 'the response')
+  except (http_request.Failure, ValueError):
     return {}
-  fields: Any = record if isinstance(record, dict) else {}
-  return {fact: fields[fact] for fact in _FACTS
-          if isinstance(fields.get(fact), str)}
+  return {fact: record[fact] for fact in _FACTS
+          if isinstance(record.get(fact), str)}

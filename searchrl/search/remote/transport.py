@@ -87,10 +87,6 @@ class _Server:
   last: int = 0  # number of the newest request that this server received
   settled: int = 0  # number of the newest request at the last recorded outcome
 
-  @property
-  def host(self) -> str:
-    return urllib.parse.urlsplit(self.url).netloc
-
   def settle(self, number: int, newest: int, *, failed: bool) -> None:
     """Records the outcome of a request to this server.
 
@@ -277,7 +273,8 @@ class Transport:
 
   @property
   def _hosts(self) -> str:
-    return ', '.join(server.host for server in self._servers)
+    return ', '.join(http_request.Request(server.url).host
+                     for server in self._servers)
 
   def pop(self) -> dict[str, float]:
     """Returns counts since the last call, and the number of open circuits."""
@@ -330,7 +327,7 @@ class Transport:
       failed = False
       return result
     except Malformed as error:
-      raise Failure('bad_response', f'{server.host}: {error}',
+      raise Failure('bad_response', f'{request.host}: {error}',
                     again=False) from None
     finally:
       with self._lock:

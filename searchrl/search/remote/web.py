@@ -152,17 +152,16 @@ def web(
   if mode == 'replay':
     return _replayed(pathlib.Path(tape), connections)
   key = wire.secret(key_env, 'search.options.key_env')
-  proxy = proxy or http_request.environment_proxy(url)
-  if proxy != 'none' and urllib.parse.urlsplit(proxy).scheme not in (
-      '', 'http', 'https'):
+  proxy = '' if proxy == 'none' else (
+      proxy or http_request.environment_proxy(url))
+  scheme = urllib.parse.urlsplit(proxy).scheme
+  if scheme not in ('', 'http', 'https'):
     raise ValueError(
         'search.options.proxy, or HTTPS_PROXY, must be an HTTP proxy, but its '
-        f'scheme is {urllib.parse.urlsplit(proxy).scheme!r}. Write '
-        "http://HOST:PORT, or 'none'.")
+        f"scheme is {scheme!r}. Write http://HOST:PORT, or 'none'.")
   calls = transport.Transport(
       (url,), transport.RetryPolicy(**retries), response_bytes=2**24,
-      headers={'User-Agent': 'searchrl'},
-      proxy='' if proxy == 'none' else proxy, **(wiring or {}))
+      headers={'User-Agent': 'searchrl'}, proxy=proxy, **(wiring or {}))
 
   def ask(text: str, top_k: int) -> Passages | SearchError:
     text = text.encode('utf-8', 'replace').decode()
