@@ -68,14 +68,14 @@ def start(ranks):
 
 def here(monkeypatch, then=lambda: None):
   """Counts the queries that this process ranks."""
-  ranked, best = [], ranking.Ranking._best
+  ranked, best = [], ranking._best
 
   def counting(*args):
     ranked.append(args)
     then()
     return best(*args)
 
-  monkeypatch.setattr(ranking.Ranking, '_best', counting)
+  monkeypatch.setattr(ranking, '_best', counting)
   return ranked
 
 

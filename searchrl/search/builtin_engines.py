@@ -238,8 +238,7 @@ ENGINES = {
                      needs_corpus=False),
     'rerank': Engine(_rerank, ('model', 'max_length', 'batch', 'candidates'),
                      inner='engine', needs_corpus=False, is_identified=False),
-    'snippets': Engine(_snippets, ('sentences',), inner='engine',
-                       needs_corpus=False),
+    'snippets': Engine(_snippets, inner='engine', needs_corpus=False),
     'cache': Engine(_cache, ('path', 'entries', 'index'),
                     inner='engine', needs_corpus=False, is_identified=False),
 }

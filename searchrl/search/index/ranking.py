@@ -81,7 +81,7 @@ class Ranking:
     """
     is_large = len(tasks) > 1 and len(tasks) * self._postings.size >= _CALL
     if self._count == 1 or not is_large:
-      return [finish(self._best(prepare(task))) for task in tasks]
+      return [finish(_best(self._postings, prepare(task))) for task in tasks]
     results: dict[int, Result] = {}
     keep = lambda piece, best: results.update(zip(piece, map(finish, best)))
     with self._lock:
@@ -91,10 +91,10 @@ class Ranking:
         self._share(len(tasks), lambda i: prepare(tasks[i]), keep)
       except process.BrokenProcessPool:
         self._pool = None
-        _warn('a worker of the BM25 search has died. This process does its '
-              'part, and the next large call starts another.')
+        log.say('Warning: a worker of the BM25 search has died. This process '
+                'does its part, and the next large call starts another.')
       left = [i for i in range(len(tasks)) if i not in results]
-      keep(left, (self._best(prepare(tasks[i])) for i in left))
+      keep(left, (_best(self._postings, prepare(tasks[i])) for i in left))
     return [results[i] for i in range(len(tasks))]
 
   def _share(self, count: int, prepare: Callable[[int], Search],
@@ -120,7 +120,7 @@ class Ranking:
         keep(piece, future.result())
       else:
         piece = left.popleft()
-        keep(piece, (self._best(prepare(i)) for i in piece))
+        keep(piece, (_best(self._postings, prepare(i)) for i in piece))
 
   def _pieces(self, count: int) -> Iterator[range]:
     """Yields ranges of tasks, smaller near the end so that all end together."""
@@ -130,9 +130,6 @@ class Ranking:
       size = max(1, min(limit, (count - start) // (4 * self._count)))
       yield range(start, start + size)
       start += size
-
-  def _best(self, search: Search) -> Best:
-    return _best(self._postings, *search)
 
   def _start(self) -> None:
     """Starts the workers, without waiting for them."""
@@ -145,11 +142,7 @@ class Ranking:
         self._ready = self._pool.submit(_rank, [])
     except OSError as error:
       self._pool, self._count = None, 1
-      _warn(f'the BM25 search ranks in one process: {error}.')
-
-
-def _warn(text: str) -> None:
-  log.say(f'Warning: {text}')
+      log.say(f'Warning: the BM25 search ranks in one process: {error}.')
 
 
 def cores() -> int:
@@ -201,10 +194,9 @@ def _end_with_parent() -> None:
 
 
 def _rank(searches: list[Search]) -> list[Best]:
-  return [_best(_postings, *search) for search in searches]
+  return [_best(_postings, search) for search in searches]
 
 
-def _best(postings: maxscore.Postings, spans: list[maxscore.Span], k: int
-          ) -> Best:
-  positions, scores = postings.best(spans, k)
+def _best(postings: maxscore.Postings, search: Search) -> Best:
+  positions, scores = postings.best(*search)
   return positions.tolist(), scores.tolist()
