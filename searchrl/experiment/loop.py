@@ -138,7 +138,7 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
 
 def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
          progress: Progress, writer: metrics.Writer,
-         validate: Callable[[Any, int], float | None] = lambda *_: None
+         validate: health_lib.Validate = lambda *_: None
         ) -> tuple[Any, Progress]:
   """Runs steps until the run is done; returns the state and the progress.
 
@@ -166,7 +166,7 @@ def loop(experiment: Experiment, config, folder: pathlib.Path, state: Any,
         checkpoint.Saver(folder / 'checkpoints',
                          keep=options.keep_checkpoints) as saver):
     health = health_lib.Health(
-        config, folder, writer, _alone(source, validate), heartbeat)
+        config, folder, writer, _alone(source.settled, validate), heartbeat)
     learning = with_lr_scale(experiment, config, progress)
     if progress.step:  # may have been the last step of an earlier call
       progress = health.validated(state, progress)
@@ -266,7 +266,8 @@ def _staleness(config, collected: Collected, step: int) -> dict[str, float]:
 
 
 def rollouts(experiment: Experiment, config
-            ) -> contextlib.AbstractContextManager[Source]:
+            ) -> contextlib.AbstractContextManager[
+                Source | asynchronous.AsyncRollouts]:
   """Returns a context manager of the source of each step's trajectories.
 
   If train.max_staleness is 0, the source samples when a step asks for its data.
@@ -281,25 +282,19 @@ def rollouts(experiment: Experiment, config
     return contextlib.nullcontext(Source(lambda params, progress: collected(
         sampler.sync(params), dataclasses.replace(progress, in_flight=()),
         progress.step)))
-  return _open(asynchronous.AsyncRollouts(
+  return contextlib.closing(asynchronous.AsyncRollouts(
       collected, sampler.sync, max_staleness=config.train.max_staleness,
       last_step=config.train.num_steps))
 
 
-@contextlib.contextmanager
-def _open(source: asynchronous.AsyncRollouts):
-  with contextlib.closing(source):
-    yield Source(source.take, source.settled, source.restart)
-
-
-def _alone(source: Source, validate: Callable[[Any, int], float | None]
-          ) -> Callable[[Any, int], float | None]:
+def _alone(settled: Callable[[Progress], Progress],
+           validate: health_lib.Validate) -> health_lib.Validate:
   """Returns a `validate` that first waits for all asynchronous rollouts.
 
   A validation samples in the same engine, which no thread may use meanwhile.
   """
   def wait_and_validate(state: Any, step: int) -> float | None:
-    source.settled(Progress())
+    settled(Progress())
     return validate(state, step)
 
   return wait_and_validate
@@ -336,10 +331,7 @@ def _record(folder: pathlib.Path, writer: metrics.Writer, result: StepResult,
   name = f'step_{result.progress.step:06d}.jsonl.gz'
   records.write(folder / 'trajectories' / name, result.trajectories)
   if result.learned:
-    records.write_learned(
-        folder / 'learned' / name, result.learned.trajectories,
-        result.learned.batch, result.learned.advantages, result.learned.trained,
-        result.learned.contexts)
+    records.write_learned(folder / 'learned' / name, **vars(result.learned))
 
 
 @contextlib.contextmanager
