@@ -401,7 +401,6 @@ class ProgressBar:
 
   def __init__(self, total: int, initial: int = 0, *, enabled: bool = True,
                unit: str = 'step'):
-    self._total, self._done = total, initial
     self._phase = _begin(unit, total=total, initial=initial, unit=unit,
                          is_run=True) if enabled else None
 
@@ -410,9 +409,9 @@ class ProgressBar:
 
     By default, one more unit is finished.
     """
-    self._done = min(self._total, self._done + 1 if done is None else done)
     if self._phase:
-      DISPLAY.advance(self._phase, self._done, [
+      done = self._phase.done + 1 if done is None else done
+      DISPLAY.advance(self._phase, done, [
           self.FORMATS.get(name, name + ' {:.4g}').format(value)
           for name, value in fields.items()])
 
