@@ -106,7 +106,7 @@ def resolved(config, folder: pathlib.Path | None = None, *,
     config_checks.check_questions(config)
   past = past_runs.recorded(folder) if folder else {}
   if past and past['model']['path'] == config.model.path:
-    chosen = {name: _get(past, name) for name in ('dialogue', *unset)}
+    chosen = {name: rules.get(past, name) for name in ('dialogue', *unset)}
     _assign(config, {name: value for name, value in chosen.items()
                      if value is not None}, unset)
     return config
@@ -139,7 +139,7 @@ def unset_of_tuning(config, folder: pathlib.Path, path: str
   unset = {name: field for name, field in rules.unset(config)
            if name in TUNING and not model_folders.is_tiny(path)}
   for name, field in unset.items() if past else ():
-    field.set(_get(past, name))
+    field.set(rules.get(past, name))
   return {} if past else unset
 
 
@@ -218,13 +218,6 @@ def _assign(config, values: dict[str, Any], unset: dict[str, rules.Field]
       config.dialogue = value
 
 
-def _get(tree: Any, name: str) -> Any:
-  """Returns the value of a dotted name in nested dicts, or None."""
-  for part in name.split('.'):
-    tree = tree.get(part) if tree is not None else None
-  return tree
-
-
 def _chosen(config, path: str, names: list[str], devices: str, trains: bool
            ) -> dict[str, Any]:
   """Returns values of the fields `names`, and of an unset dialogue.
@@ -241,7 +234,7 @@ def _chosen(config, path: str, names: list[str], devices: str, trains: bool
       tools=toolsets.listed(config))
 
   def get(name):
-    return chosen[name] if name in chosen else _get(config, name)
+    return chosen[name] if name in chosen else rules.get(config, name)
 
   on_cpu, copies = _machine(config, devices)
   questions = list(_questions(config))

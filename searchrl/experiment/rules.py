@@ -113,6 +113,13 @@ def unset(config: config_dict.ConfigDict, group: str = ''
       yield group + name, value
 
 
+def get(tree: Any, name: str) -> Any:
+  """Returns the value of a dotted name in nested dicts, or None."""
+  for part in name.split('.'):
+    tree = tree.get(part) if hasattr(tree, 'get') else None
+  return tree
+
+
 def seed(default: int) -> Any:
   """Returns a config field for a random seed, a number of 63 bits."""
   return field(default, lambda value: 0 <= value < 2**63, 'from 0 to 2^63 - 1')

@@ -60,7 +60,7 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
     config.tool_options = recorded.get('tool_options', {})
   for name, unset in rules.unset(config):
     if name.startswith(_OF_RUN):
-      value = _get(recorded, name)
+      value = rules.get(recorded, name)
       if value is not None:
         unset.set(tuple(value) if isinstance(value, list) else value)
   if is_open and not config.get('evaluate', {}).get('engines', True):
@@ -74,13 +74,6 @@ def run_of(config) -> tuple[str, str]:
   field = next((f'{group}.run' for group in ('evaluate', 'ask', 'collect')
                 if config.get(group, {}).get('run')), '')
   return config[field.partition('.')[0]].run if field else '', field
-
-
-def _get(tree: Any, name: str) -> Any:
-  """Returns the value of a dotted name in nested dicts, or None."""
-  for part in name.split('.'):
-    tree = tree.get(part) if isinstance(tree, dict) else None
-  return tree
 
 
 def _say_differences(config, recorded: dict[str, Any], place: pathlib.Path
