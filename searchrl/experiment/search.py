@@ -41,17 +41,7 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
   Raises:
     ValueError, FileNotFoundError: The engine cannot be built.
   """
-  return named(search.engine, search.options, corpus, seed=seed, steps=steps,
-               load_model=load_model)
-
-
-def named(name: str, options: Mapping[str, Any], corpus: Any, *, seed: int,
-          steps: int = 0, load_model: Callable[..., Any] | None = None
-         ) -> SearchFn:
-  """Builds a search engine by its name and options.
-
-  The other arguments and the errors are those of `engine`.
-  """
+  name, options = search.engine, search.options
   try:
     with progress.phase(f'Building the search engine {name}'):
       return engine_wrappers.with_typed_errors(registry.make(

@@ -5,6 +5,7 @@
 from collections.abc import Callable, Mapping
 import functools
 import json
+import types
 from typing import Any
 
 from searchrl.agent import dialogue as dialogues
@@ -43,9 +44,9 @@ def _engine(name: str, options: Mapping[str, Any]) -> Tool:
         f'{field} must have an engine, and may have options and a description, '
         f'but has {sorted(options)}. Give for instance '
         "dict(engine='dense', options={}).")
-  own_options = options.get('options', {})
-  spec = engines.parse(options['engine'], own_options, f'{field}.engine',
-                       f'{field}.options')
+  search = types.SimpleNamespace(
+      engine=options['engine'], options=options.get('options', {}))
+  spec = searches.spec(search, field)
   engines.check(spec)
   if spec.is_joint:
     raise ValueError(
@@ -54,7 +55,7 @@ def _engine(name: str, options: Mapping[str, Any]) -> Tool:
         'in config.search.')
 
   def bind(corpus: Any, seed: int) -> SearchFn:
-    return searches.named(options['engine'], own_options, corpus, seed=seed)
+    return searches.engine(search, corpus, seed=seed)
 
   return Tool(name, options.get('description', dialogues.SEARCH.description),
               dialogues.SEARCH.parameters, bind=bind)
