@@ -348,9 +348,8 @@ def _update(config, shape, mesh, kind) -> Update:
   """Returns the bytes of training; without training, those of the policy."""
   if 'learner' not in config:
     dtype = config.model.dtype
-    return Update({f'policy, {dtype}': rollout_memory.bytes_on(
-        mesh, transformer.abstract(shape, dtype),
-        transformer.logical_axes(shape))})
+    return Update({f'policy, {dtype}': sum(
+        rollout_memory.weights_on(mesh, shape, dtype).values())})
   learner, name = learner_of(config, shape, mesh, kind)
   platform = _platform(mesh, kind)
   on_host = learner.train_step.offload_optimizer and platform != 'cpu'
@@ -399,9 +398,9 @@ def _holds(config, shape, learner, mesh, on_host: bool) -> dict[str, float]:
     if not on_host:
       holds[f'{network}: moments'] = meshes.bytes_of(trained.opt_state)
   if learner.needs_base:
-    holds[f'reference policy, {config.model.dtype}'] = rollout_memory.bytes_on(
-        mesh, transformer.abstract(shape, config.model.dtype),
-        transformer.logical_axes(shape))
+    dtype = config.model.dtype
+    holds[f'reference policy, {dtype}'] = sum(
+        rollout_memory.weights_on(mesh, shape, dtype).values())
   return holds
 
 
@@ -443,8 +442,7 @@ def _model_of_search(config, a_process: int, processes: int
   cache = jax.eval_shape(functools.partial(
       slots_lib.empty, shape, layout, 1, model.dtype))
   return {
-      f'search engine: weights, {model.dtype}': rollout_memory.bytes_on(
-          mesh, transformer.abstract(shape, model.dtype),
-          transformer.logical_axes(shape)),
+      f'search engine: weights, {model.dtype}': sum(
+          rollout_memory.weights_on(mesh, shape, model.dtype).values()),
       f'search engine: {slots} slots x {model.length} tokens':
           rollout_memory.bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}

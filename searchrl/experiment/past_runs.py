@@ -27,13 +27,11 @@ def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
       cannot be read.
   """
   run, _, step = text.rpartition('@')
-  if run and step.isdecimal() and not pathlib.Path(text).is_dir():
-    return pathlib.Path(run_store.local(run)), int(step)
-  if run and step in ('best', 'before_collapse') and (
-      not pathlib.Path(text).is_dir()):
-    folder = pathlib.Path(run_store.local(run))
-    return folder, _named_step(folder, step)
-  return pathlib.Path(run_store.local(text)), None
+  has_step = step.isdecimal() or step in ('best', 'before_collapse')
+  if not run or not has_step or pathlib.Path(text).is_dir():
+    return pathlib.Path(run_store.local(text)), None
+  folder = pathlib.Path(run_store.local(run))
+  return folder, int(step) if step.isdecimal() else _named_step(folder, step)
 
 
 def _named_step(run: pathlib.Path, name: str) -> int | None:

@@ -86,15 +86,13 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int,
   cache = bytes_on(here, jax.eval_shape(functools.partial(
       slots_lib.empty, shape, layout, copies, config.rollout.dtype, records)),
                     slots_lib.logical_axes(shape, layout, records))
-  params, axes = transformer.abstract(
-      shape, config.rollout.dtype), transformer.logical_axes(shape)
-  weights_held = bytes_on(here, params, axes)
-  looked_up = bytes_on(here, params['embed'], axes['embed']) * (
-      'head' in params)  # only single rows are read
+  params = weights_on(here, shape, config.rollout.dtype)
+  weights_held = sum(params.values())
+  vocabulary = params['embed'] + params.get('head', 0)
+  # Only single rows are read of embeddings that are not the head, too.
+  looked_up = params['embed'] * ('head' in params)
   size = np.dtype(config.rollout.dtype).itemsize
   row = slots * shape.hidden_size * size
-  vocabulary = sum(bytes_on(here, params[name], axes[name])
-                   for name in ('embed', 'head') if name in params)
   ahead = config.train.max_staleness if 'train' in config else 0
   working = max(3 * slots * shape.vocab_size * 4 / tensor, _TILES * size * (
       4 * shape.hidden_size + 3 * sizes.inner_width(shape) / tensor),
@@ -132,10 +130,15 @@ def _rounded_kernels(mesh, shape) -> float:
   """
   if not shape.matmul_dtype:
     return 0
-  params, axes = transformer.abstract(
-      shape, shape.matmul_dtype), transformer.logical_axes(shape)
-  return sum(bytes_on(mesh, params[name], axes[name]) for name in (
-      'layers', 'head' if 'head' in params else 'embed'))
+  params = weights_on(mesh, shape, shape.matmul_dtype)
+  return params['layers'] + params.get('head', params['embed'])
+
+
+def weights_on(mesh, shape, dtype: str) -> dict[str, float]:
+  """Returns the bytes per device of a model's weights, by the tree's names."""
+  axes = transformer.logical_axes(shape)
+  return {name: bytes_on(mesh, tree, axes[name])
+          for name, tree in transformer.abstract(shape, dtype).items()}
 
 
 def bytes_on(mesh, tree: Any, axes: Any) -> float:
