@@ -35,8 +35,6 @@ from searchrl.models import shipped_shapes
 from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.models.inference import layouts
-from searchrl.models.inference import slots as slots_lib
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
@@ -435,14 +433,10 @@ def _model_of_search(config, a_process: int, processes: int
   shape = weights.read_config(shipped_shapes.locate(
       model.shape or model.path or str(policy.TINY_BASE)))
   mesh, slots = meshes.abstract(1), -(-model.slots // a_process)
-  layout = layouts.make(
-      'ragged' if model.cache_tokens else 'xla', shape, slots=slots,
-      block=rollout_memory.PAGE, length=model.length, parts=1,
-      pages=model.cache_tokens // a_process // rollout_memory.PAGE)
-  cache = jax.eval_shape(functools.partial(
-      slots_lib.empty, shape, layout, 1, model.dtype))
   return {
       f'search engine: weights, {model.dtype}': sum(
           rollout_memory.weights_on(mesh, shape, model.dtype).values()),
       f'search engine: {slots} slots x {model.length} tokens':
-          rollout_memory.bytes_on(mesh, cache, slots_lib.logical_axes(shape, layout))}
+          rollout_memory.cache_on(
+              mesh, shape, model.dtype, slots=slots, length=model.length,
+              tokens=model.cache_tokens // a_process)}

@@ -20,7 +20,7 @@ from searchrl.models.inference import slots as slots_lib
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
 
-PAGE = 128  # tokens per page of the KV cache
+_PAGE = 128  # tokens per page of the KV cache
 _TILES = 64 * 128  # maximum tokens of a prefill
 
 
@@ -79,13 +79,10 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int,
   copies = meshes.ways(here, 'batch')
   slots, tokens = (count // processes // copies for count in (
       config.rollout.max_num_seqs, config.rollout.cache_tokens))
-  layout = layouts.make(
-      'ragged' if tokens else 'xla', shape, slots=slots, block=PAGE,
-      length=config.rollout.max_length, parts=1, pages=tokens // PAGE)
-  records = config.get('learner', {}).get('router_replay', False)
-  cache = bytes_on(here, jax.eval_shape(functools.partial(
-      slots_lib.empty, shape, layout, copies, config.rollout.dtype, records)),
-                    slots_lib.logical_axes(shape, layout, records))
+  cache = cache_on(
+      here, shape, config.rollout.dtype, slots=slots, tokens=tokens,
+      length=config.rollout.max_length,
+      records=config.get('learner', {}).get('router_replay', False))
   params = weights_on(here, shape, config.rollout.dtype)
   weights_held = sum(params.values())
   vocabulary = params['embed'] + params.get('head', 0)
@@ -132,6 +129,27 @@ def _rounded_kernels(mesh, shape) -> float:
     return 0
   params = weights_on(mesh, shape, shape.matmul_dtype)
   return params['layers'] + params.get('head', params['embed'])
+
+
+def cache_on(mesh, shape, dtype: str, *, slots: int, length: int, tokens: int,
+             records: bool = False) -> float:
+  """Returns the bytes per device of the slots of an engine, with their cache.
+
+  Args:
+    mesh: Mesh of the devices that sample.
+    shape: Shape of the model.
+    dtype: Dtype of the cache.
+    slots: Number of slots of each copy of the weights.
+    length: Largest number of tokens of a slot.
+    tokens: Number of tokens in the cache of a copy; 0: `length` for each slot.
+    records: Whether the engine records the experts of all tokens.
+  """
+  layout = layouts.make(
+      'ragged' if tokens else 'xla', shape, slots=slots, block=_PAGE,
+      length=length, parts=1, pages=tokens // _PAGE)
+  return bytes_on(mesh, jax.eval_shape(functools.partial(
+      slots_lib.empty, shape, layout, meshes.ways(mesh, 'batch'), dtype,
+      records)), slots_lib.logical_axes(shape, layout, records))
 
 
 def weights_on(mesh, shape, dtype: str) -> dict[str, float]:
