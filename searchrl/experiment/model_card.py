@@ -39,11 +39,10 @@ def write(model: pathlib.Path, run: pathlib.Path, step: int) -> None:
 
 def _limits(config: dict[str, Any]) -> list[str]:
   """Returns lines about the limits of the scores."""
-  data = config.get('data', {})
   lines = ['The scores are of the questions, the search engine and the budgets '
            'above, and of', 'one seed. With others they may be lower. Answers '
            'may be wrong, also where a passage', 'is right.']
-  if data and not data['train']:
+  if not config['data']['train']:
     lines += ['It was trained on generated worlds, whose people and places do '
               'not exist, and knows', 'nothing about ours.']
   return lines
@@ -51,8 +50,6 @@ def _limits(config: dict[str, Any]) -> list[str]:
 
 def _facts(config: dict[str, Any], run: pathlib.Path) -> dict[str, Any]:
   """Returns names and values for the rows of the card."""
-  if not config:
-    return {}
   data, search, lora = config['data'], config['search'], config['model']['lora']
   name = config['algorithm']['name']
   return {
