@@ -109,11 +109,9 @@ def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int,
     seed: Seed of the engines.
     bind: Function that adds other tools to an engine; see `toolsets.binder`.
   """
-  by_corpus: dict[int, SearchFn] = {}
-  for dataset in sets:
-    if id(dataset.corpus) not in by_corpus:
-      by_corpus[id(dataset.corpus)] = bind(
-          engine(search, dataset.corpus, seed=seed), dataset.corpus)
+  corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
+  by_corpus = {key: bind(engine(search, corpus, seed=seed), corpus)
+               for key, corpus in corpora.items()}
   return [by_corpus[id(dataset.corpus)] for dataset in sets]
 
 
