@@ -176,8 +176,21 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
 
   A warm-up that is longer than the run is legal, but gives a warning.
   """
-  _check_staleness(config.train.max_staleness, algorithm)
-  _check_rollout_devices(config.train, config.rollout.tensor)
+  staleness, apart = config.train.max_staleness, config.train.rollout_devices
+  _refuse(
+      # Stale samples are those of an earlier policy.
+      (staleness and algorithm.one_update,
+       'train.max_staleness must be 0 for an algorithm without an importance '
+       f'ratio, but is {staleness}: another policy samples than is trained. '
+       'Set it to 0, or choose a recipe with a ratio.'),
+      # These devices of a process sample while the others train.
+      (apart % config.rollout.tensor,
+       'train.rollout_devices must be a multiple of rollout.tensor, which is '
+       f'{config.rollout.tensor}, but is {apart}. Change one of them.'),
+      (apart and not staleness,
+       'train.rollout_devices must be 0 where train.max_staleness is 0, but is '
+       f'{apart}: those devices would wait while the others train. Set '
+       'train.max_staleness to 1.'))
   updates = config.train.num_steps * config.learner.minibatches
   _check_optimizer('optimizer', config.optimizer, updates)
   _check_optimizer('critic.optimizer', config.critic.optimizer, updates)
@@ -239,18 +252,6 @@ def check_dtype(config, mesh) -> None:
         'float32; rollout.dtype and model.dtype may stay.')
 
 
-def _check_staleness(staleness: int, algorithm: algorithms.Algorithm) -> None:
-  """Raises a ValueError if an algorithm cannot train on stale samples.
-
-  These are samples of an earlier policy, which need an importance ratio.
-  """
-  _refuse(
-      (staleness and algorithm.one_update,
-       'train.max_staleness must be 0 for an algorithm without an importance '
-       f'ratio, but is {staleness}: another policy samples than is trained. '
-       'Set it to 0, or choose a recipe with a ratio.'))
-
-
 def check_processes_ahead(config, count: int, together: bool) -> None:
   """Raises a ValueError if this setup cannot sample ahead of training.
 
@@ -275,22 +276,6 @@ def check_processes_ahead(config, count: int, together: bool) -> None:
        "train.max_staleness must be 0 where several processes search an index "
        f"with backend='mesh' together, but is {staleness}. Set it to 0, or "
        'choose another backend.'))
-
-
-def _check_rollout_devices(train: Any, tensor: int) -> None:
-  """Raises a ValueError if train.rollout_devices does not suit the config.
-
-  It is the number of devices of a process that sample while the others train.
-  """
-  count = train.rollout_devices
-  _refuse(
-      (count % tensor,
-       'train.rollout_devices must be a multiple of rollout.tensor, which is '
-       f'{tensor}, but is {count}. Change one of them.'),
-      (count and not train.max_staleness,
-       'train.rollout_devices must be 0 where train.max_staleness is 0, but is '
-       f'{count}: those devices would wait while the others train. Set '
-       'train.max_staleness to 1.'))
 
 
 def check_supervised(config) -> None:
