@@ -141,8 +141,7 @@ def _follows(config, name: str) -> bool:
 
 def _tensor(config) -> int:
   """Returns the fewest devices per copy of the weights that fit, or 1."""
-  trial, ways, size = _trial(config)
-  _take_least(trial, ways)
+  trial, _, size = _trial(config)
   given = 0 if _follows(config, 'rollout.max_num_seqs') else (
       config.rollout.max_num_seqs)
 
@@ -160,8 +159,7 @@ def _tensor(config) -> int:
 
 def _slots(config) -> int:
   """Returns the number of trajectories to sample at a time, over all copies."""
-  trial, ways, size = _trial(config)
-  _take_least(trial, ways)
+  trial, _, size = _trial(config)
   copies = max(size // config.rollout.tensor, 1)
   each = _in_time(
       config, min(_SLOTS[1], -(-documents_of(config) // copies)), copies)
@@ -182,13 +180,6 @@ def _in_time(config, each: int, copies: int) -> int:
   return each
 
 
-def _take_least(trial, ways: int) -> None:
-  """Sets the options of an update to the least memory if remat is 'auto'."""
-  if 'learner' in trial and trial.learner.remat == 'auto':
-    trial.learner.update(remat=_REMATS[-1],
-                         microbatch_rows=trial.learner.microbatch_rows or ways)
-
-
 def _remat(config) -> tuple[str, int]:
   """Returns the fastest remat and rows per micro-batch that fit the memory."""
   trial, ways, _ = _trial(config)
@@ -207,14 +198,18 @@ def _trial(config) -> tuple[Any, int, int]:
   """Returns a copy of the config for trials, and two numbers.
 
   They are the number of parts into which the mesh splits a batch's rows, and
-  the number of devices that sample, over all processes.
+  the number of devices that sample, over all processes. If remat is 'auto', the
+  copy has the options of an update that takes the least memory.
   """
   trial = copy.deepcopy(config)
   trial.unlock()
   trial.plan.compile = False
   kind, mesh, _ = _devices(trial)
-  return trial, meshes.ways(mesh, 'batch'), math.prod(
-      _samplers(config, mesh, kind))
+  ways = meshes.ways(mesh, 'batch')
+  if 'learner' in trial and trial.learner.remat == 'auto':
+    trial.learner.update(remat=_REMATS[-1],
+                         microbatch_rows=trial.learner.microbatch_rows or ways)
+  return trial, ways, math.prod(_samplers(config, mesh, kind))
 
 
 def _rollout_devices(config) -> int:
