@@ -44,7 +44,6 @@ _SAID = {  # what the parts of a step do
     'gen': 'sampling', 'old_log_prob': 'scoring',
     'ref': 'scoring by the reference', 'values': 'scoring by the critic',
     'update_actor': 'updating', 'checkpoint': 'saving'}
-_say = processes.say
 Take = Callable[[Any, Progress], Collected]  # params, progress -> a step's data
 
 
@@ -121,11 +120,11 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
   with progress_lib.phase('Looking for a checkpoint'):
     restored = checkpoint.restore(
         folder / 'checkpoints', experiment.learner.train_step.abstract_state(),
-        warn=lambda text: _say(f'Warning: {text}'))
+        warn=lambda text: processes.say(f'Warning: {text}'))
   if restored:
     _, state, extra = restored
     progress = rollbacks.applied(folder, Progress.from_json(extra))
-    _say(f'Resumed at step {progress.step} of {folder}.')
+    processes.say(f'Resumed at step {progress.step} of {folder}.')
     return state, progress
   with progress_lib.phase('Preparing and saving the first state'):
     state = experiment.start(experiment.learner.init(experiment.params))

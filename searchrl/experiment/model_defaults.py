@@ -179,9 +179,9 @@ def named_dialogue(config, folder: pathlib.Path) -> str:
     config: Config with a model and a dialogue.
     folder: Directory of the run. If it has a recorded dialogue, this is used.
   """
-  past = past_runs.recorded(folder)
-  if config.dialogue or past.get('dialogue'):
-    return config.dialogue or past['dialogue']
+  known = config.dialogue or past_runs.recorded(folder).get('dialogue')
+  if known:
+    return known
   path, _, tokenizer = model_folders.parts(
       str(config.model.path or policy.TINY_BASE))
   return model_folders.default_dialogue(path, tokenizer)

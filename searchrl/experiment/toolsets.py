@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tools of a config: lists them for a dialogue, and binds them to a run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import functools
 import json
 import types
@@ -62,7 +62,7 @@ def _engine(name: str, options: Mapping[str, Any]) -> Tool:
 
 
 def binder(dialogue: dialogues.Dialogue, tokenizer: Any, *, result_tokens: int,
-           seed: int) -> Callable[[SearchFn, Any], SearchFn]:
+           seed: int) -> searches.Bind:
   """Returns a function that adds a dialogue's tools to a search engine.
 
   The returned function takes an engine and its corpus, which is None if the
@@ -80,8 +80,7 @@ def binder(dialogue: dialogues.Dialogue, tokenizer: Any, *, result_tokens: int,
       result_tokens=result_tokens)
 
 
-def of_sampler(sampler: Sampler, seed: int
-              ) -> Callable[[SearchFn, Any], SearchFn]:
+def of_sampler(sampler: Sampler, seed: int) -> searches.Bind:
   """Returns a function that adds the tools of a sampler's dialogue to a search.
 
   It takes a search engine and its corpus (or None). `seed` is the seed of
