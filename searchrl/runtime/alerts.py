@@ -156,10 +156,11 @@ def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
   """
   alerts = []
   for name, limit in (default_limits() if limits is None else limits).items():
-    steps, values = _values(lines, RULES[name].metric)
-    if steps[-1:] == [len(lines) - 1] and RULES[name].broken(
+    rule = RULES[name]
+    steps, values = _values(lines, rule.metric)
+    if steps[-1:] == [len(lines) - 1] and rule.broken(
         values[-1], values[:-1], limit):
-      alerts.append(_alert(name, limit))
+      alerts.append(Alert(name, rule.text.format(limit=limit)))
   return alerts
 
 
@@ -176,12 +177,12 @@ def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:
   """
   problems = {f'{name} is not a finite number': steps
               for name, steps in _not_finite(lines).items()}
-  for name, rule in RULES.items():
+  for rule in RULES.values():
     steps, values = _values(lines, rule.metric)
     broken = [int(lines[step][STEP]) for n, step in enumerate(steps)
               if rule.broken(values[n], values[:n], rule.limit)]
     if broken:
-      problems[_alert(name, rule.limit).text] = broken
+      problems[rule.text.format(limit=rule.limit)] = broken
   return list(problems.items())
 
 
@@ -190,10 +191,6 @@ def _values(lines: Sequence[Line], metric: str) -> tuple[list[int], Past]:
   values = np.array([line.get(metric, math.nan) for line in lines], float)
   where = np.isfinite(values)
   return np.flatnonzero(where).tolist(), values[where]
-
-
-def _alert(name: str, limit: float) -> Alert:
-  return Alert(name, RULES[name].text.format(limit=limit))
 
 
 def _not_finite(lines: Sequence[Line]) -> dict[str, list[int]]:
