@@ -89,11 +89,10 @@ def _provide() -> None:
 
 def shipped() -> dict[str, str]:
   """Returns the configs in the package: name -> first line of the docstring."""
-  files = [file for file in sorted(_SHIPPED.glob('*.py'))
-           if 'def get_config' in file.read_text(encoding='utf-8')]
-  return {file.stem: (ast.get_docstring(ast.parse(
-      file.read_text(encoding='utf-8'))) or '').partition('\n')[0]
-          for file in files}
+  texts = {file.stem: file.read_text(encoding='utf-8')
+           for file in sorted(_SHIPPED.glob('*.py'))}
+  return {name: (ast.get_docstring(ast.parse(text)) or '').partition('\n')[0]
+          for name, text in texts.items() if 'def get_config' in text}
 
 
 def nearest(path: str) -> str:
