@@ -96,10 +96,8 @@ def _check_joint(spec: engines.Spec, rollout: Any) -> None:
   Raises:
     ValueError: Searches are taken by arrival, or there are two such indexes.
   """
-  if not spec.is_joint:
-    return
   _refuse(
-      (rollout.search_order == 'arrival',
+      (spec.is_joint and rollout.search_order == 'arrival',
        "rollout.search_order must be 'deterministic' or 'auto' where "
        f"{spec.field} has backend='mesh', but is 'arrival': processes search "
        'together, and wait for each other.'),
