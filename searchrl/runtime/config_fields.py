@@ -264,10 +264,8 @@ def _annotated(parameter: inspect.Parameter) -> type:
 
 def _group_of(config: Any, field: str) -> config_dict.ConfigDict | None:
   """Returns the group that has a field, or None."""
-  *groups, name = field.split('.')
-  for group in groups:
-    if not isinstance(config, config_dict.ConfigDict) or group not in config:
+  for name in field.split('.'):
+    if not isinstance(config, config_dict.ConfigDict) or name not in config:
       return None
-    config = config[group]
-  has_field = isinstance(config, config_dict.ConfigDict) and name in config
-  return config if has_field else None
+    group, config = config, config[name]
+  return group
