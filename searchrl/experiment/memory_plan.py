@@ -317,7 +317,8 @@ def _devices(config):
   if not config.plan.devices:
     local, processes = meshes.all_devices(), jax.process_count()
     stats = local[0].memory_stats() or {}
-    gib = stats.get('bytes_limit', _host_memory() / len(local)) / GIB
+    host = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    gib = stats.get('bytes_limit', host / len(local)) / GIB
     kind = devices_lib.Kind(
         local[0].device_kind, gib, len(local) // processes)
     mesh, _ = meshes.divided(apart, tensor, **config.mesh)
@@ -331,10 +332,6 @@ def _devices(config):
   mesh = meshes.make(**config.mesh, devices=targets) if targets else (
       meshes.abstract(trains, **config.mesh))
   return kind, mesh, f'{count} x {kind.name}{shown(processes)}'
-
-
-def _host_memory() -> int:
-  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
 
 
 def _update(config, shape, mesh, kind) -> Update:
