@@ -133,8 +133,7 @@ def _check_shared(folder: pathlib.Path, owner: str) -> None:
   """Raises a ValueError unless all processes see the first process's folder."""
   file = folder / '.process'
   sees = file.exists() and file.read_text() == owner
-  if not all(json.loads(text) for text in processes.exchange(
-      'shared', json.dumps(sees).encode())):
+  if not all(processes.exchange('shared', b'1' if sees else b'')):
     raise ValueError(
         'SEARCHRL_SCRATCH must be a folder that all processes share, if '
         f'--workdir is in a store, but they do not all see {folder}. Set it '
