@@ -107,8 +107,11 @@ def build(config, folder: pathlib.Path) -> Experiment:
   config_checks.check_shape(config, model.shape)
   if 'solver' in config:
     solver.check(config.solver, model.tokenizer)
-  data, sets, stream = _data(  # before the directory is claimed
-      config, folder, model.admit(policy.budgets_of(config)))
+  admit = model.admit(policy.budgets_of(config))
+  data, sets = datasets.shared(lambda: (  # before the directory is claimed
+      train_set(config, folder, admit=admit),
+      evaluation_sets(config, folder, admit=admit)))
+  questions = stream(config, data)
   with progress.phase('Starting the devices'):
     mesh, onto = meshes.divided(
         config.train.rollout_devices, config.rollout.tensor, **config.mesh)
@@ -138,7 +141,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   workdir.note('questions', lambda: fingerprint.questions([data, *sets]))
   return Experiment(
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
-      start=start, stream=stream, search=search, scorer=scored, judge=judge,
+      start=start, stream=questions, search=search, scorer=scored, judge=judge,
       rounds=rounds(config.rollout),
       cases=cases, lockstep=lockstep)
 
@@ -149,15 +152,6 @@ def _depends_on_num_steps(config) -> bool:
       options.get('schedule', 'constant') != 'constant'
       and not options.get('total_steps')
       for options in (config.optimizer, config.critic.optimizer))
-
-
-def _data(config, folder: pathlib.Path, admit: questions_lib.Admit) -> tuple[
-    datasets.Dataset, list[datasets.Dataset], questions_lib.Stream]:
-  """Returns the training data, the evaluation sets and the question stream."""
-  data, sets = datasets.shared(lambda: (
-      train_set(config, folder, admit=admit),
-      evaluation_sets(config, folder, admit=admit)))
-  return data, sets, stream(config, data)
 
 
 def stream(config, data: datasets.Dataset) -> questions_lib.Stream:
