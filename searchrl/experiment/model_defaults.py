@@ -112,7 +112,7 @@ def resolved(config, folder: pathlib.Path | None = None, *,
     return config
   with progress.phase('Measuring prompts and passages'):
     chosen = processes.on_first('defaults', lambda: _chosen(
-        config, path, [name for name in names if name in unset], devices,
+        config, path, [name for name in names if name in measured], devices,
         trains))
   _assign(config, chosen, unset)
   _say_chosen(config, chosen)
@@ -258,7 +258,6 @@ def _chosen(config, path: str, names: list[str], devices: str, trains: bool
       _MAX_NUM_SEQS: lambda: (
           _rounded(16, copies) if on_cpu else
           None if trains else SLOTS * copies),
-      _TENSOR: lambda: None,
       'optimizer.learning_rate': lambda: _rate(config.model),
       'algorithm.length': lambda: _most_written(get),
       'algorithm.max_length': lambda: _most_written(get),
