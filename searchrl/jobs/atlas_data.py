@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import functools
-import hashlib
 import importlib.metadata
 import json
 import pathlib
@@ -25,6 +24,7 @@ from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import corpus as corpora
 from searchrl.search.index import bm25_files
+from searchrl.training import supervised
 from searchrl.trajectory import Passage, Query, Question
 from searchrl.world import atlas_facts
 from searchrl.world import atlas_passages
@@ -78,7 +78,8 @@ def is_whole(folder: pathlib.Path) -> bool:
   try:
     digests = json.loads((folder / _DIGESTS).read_text())['files']
     return _INDEX in digests and all(  # older folders have no index
-        _digest(folder / name) == digest for name, digest in digests.items())
+        supervised.sha256(folder / name) == digest
+        for name, digest in digests.items())
   except (OSError, ValueError, KeyError, AttributeError):
     return False
 
@@ -124,14 +125,13 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
   jsonl.write(folder / 'corpus.jsonl', map(_line, passages))
   for name, questions in files.items():
     jsonl.write(folder / f'{name}.jsonl', (q.row() for q in questions))
-  digests = {f'{name}.jsonl': _digest(folder / f'{name}.jsonl')
+  digests = {f'{name}.jsonl': supervised.sha256(folder / f'{name}.jsonl')
              for name in ('corpus', *files)}
-  (folder / 'LICENCES').mkdir(exist_ok=True)
   readme = folder / 'LICENCES' / 'README.md'
-  _write_text(readme, _readme(atlas, passages, files, digests))
-  digests |= {name: _digest(folder / name)
+  atomic_files.write(readme, _readme(atlas, passages, files, digests))
+  digests |= {name: supervised.sha256(folder / name)
               for name in ('LICENCES/README.md', _INDEX)}
-  _write_text(folder / _DIGESTS, json.dumps(
+  atomic_files.write(folder / _DIGESTS, json.dumps(
       {'packages': _versions(), 'files': digests}, indent=2) + '\n')
   processes.say(f'{folder}: {len(passages):,} passages, {len(train):,} '
                 f'questions to train on, {len(test):,} to test.', sys.stdout)
@@ -154,18 +154,9 @@ def _line(passage: Passage) -> dict[str, str]:
   return {'id': passage.id, 'title': passage.title, 'text': passage.text}
 
 
-def _digest(file: pathlib.Path) -> str:
-  return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def _versions() -> dict[str, str]:
   return {name: importlib.metadata.version(name)
           for name in atlas_sources.PACKAGES}
-
-
-def _write_text(file: pathlib.Path, text: str) -> None:
-  with atomic_files.new_file(file) as unfinished:
-    unfinished.write_text(text, encoding='utf-8')
 
 
 def _readme(atlas: atlas_facts.Atlas, passages: Sequence[Passage],
