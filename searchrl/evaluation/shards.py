@@ -8,12 +8,12 @@ shards are sampled again.
 """
 
 from collections.abc import Iterator, Sequence
-import gzip
 import hashlib
 import json
 import pathlib
 from typing import Any
 
+from searchrl.rollouts import records
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 
@@ -22,9 +22,7 @@ DIGESTS = 'digests.json'  # file of a folder with the SHA-256 of each shard
 
 def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
   """Writes a shard, a gzip file of JSON lines, then its digest beside it."""
-  text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
-  data = gzip.compress(  # lone surrogates are escaped, as in JSON
-      text.encode(errors='backslashreplace'), mtime=0)
+  data = records.packed(lines)
   atomic_files.write(file, data)
   digests = _digests(file.parent) | {
       file.name: hashlib.sha256(data).hexdigest()}
@@ -40,8 +38,7 @@ def read(file: pathlib.Path) -> list[Any] | None:
   if hashlib.sha256(data).hexdigest() != digest:
     processes.say(f'Warning: {file} is damaged, and is sampled again.')
     return None
-  return [json.loads(line)
-          for line in gzip.decompress(data).decode().split('\n') if line]
+  return records.unpacked(data)
 
 
 def read_all(folder: pathlib.Path) -> Iterator[Any]:

@@ -75,13 +75,14 @@ def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
 
   The experts that the engine chose are left out. Missing folders are made.
   """
-  _write(file, [to_json(dataclasses.replace(trajectory, routing=()))
-                for trajectory in trajectories])
+  atomic_files.write(file, packed(
+      to_json(dataclasses.replace(trajectory, routing=()))
+      for trajectory in trajectories))
 
 
 def read(file: pathlib.Path) -> list[Trajectory]:
   """Returns the trajectories of a file that `write` wrote."""
-  return [from_json(record) for record in _read(file)]
+  return [from_json(record) for record in unpacked(file.read_bytes())]
 
 
 def in_rounds(
@@ -142,7 +143,7 @@ def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
         'advantages': _rounded(np.broadcast_to(
             per_row[rows].reshape(len(sampled), -1), sampled.shape)[sampled])
         if known else None})
-  _write(file, lines)
+  atomic_files.write(file, packed(lines))
 
 
 def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
@@ -154,21 +155,22 @@ def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
   left out of the update have no values. Those that were not trained on because
   their advantages are 0 have no `old_logprobs`.
   """
-  return {(record['group'], record['sample']): record for record in _read(file)
-          } if file.exists() else {}
+  return {(record['group'], record['sample']): record
+          for record in unpacked(file.read_bytes())} if file.exists() else {}
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
   return [float(f'{value:.6g}') for value in values]
 
 
-def _write(file: pathlib.Path, lines: Iterable[Any]) -> None:
+def packed(lines: Iterable[Any]) -> bytes:
+  """Returns a gzip file of JSON lines. Equal lines give equal bytes."""
   text = ''.join(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
   # Half a surrogate pair is written as JSON's escape.
-  data = text.encode(errors='backslashreplace')
-  atomic_files.write(file, gzip.compress(data, mtime=0))
+  return gzip.compress(text.encode(errors='backslashreplace'), mtime=0)
 
 
-def _read(file: pathlib.Path) -> list[Any]:
-  lines = gzip.decompress(file.read_bytes()).decode().split('\n')
+def unpacked(data: bytes) -> list[Any]:
+  """Returns the lines of a file that `packed` made."""
+  lines = gzip.decompress(data).decode().split('\n')
   return [json.loads(line) for line in lines if line]

@@ -133,12 +133,7 @@ def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
   """
   sources = [(run, where, files) for run in runs
              for where, files in run.sources.items()]
-  counts = []
-  for _, _, files in sources:
-    counts.append(0)
-    for file in files:
-      with gzip.open(file) as lines:
-        counts[-1] += sum(1 for _ in lines)
+  counts = [sum(map(_count, files)) for _, _, files in sources]
   result = []
   for source, count, share in zip(sources, counts, _shares(counts, most)):
     chosen = {n * count // share for n in range(share)}  # evenly spaced
@@ -204,6 +199,11 @@ def _shares(counts: Sequence[int], most: int) -> list[int]:
   return shares
 
 
+def _count(file: pathlib.Path) -> int:
+  with gzip.open(file) as lines:
+    return sum(1 for _ in lines)
+
+
 def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
             ) -> Iterator[Entry]:
   for file in files:
@@ -214,11 +214,8 @@ def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
                     trajectory.reward,
                     learned.get((trajectory.group, trajectory.sample), {}))
     else:
-      with gzip.open(file, 'rt', encoding='utf-8') as lines:
-        for line in lines:
-          record = json.loads(line)
-          name = ', '.join(dict.fromkeys(
-              (record['method'], record['set'], record['engine'],
-               record['decoding'])))
-          yield Entry(run, where, name.removeprefix('agent, '),
-                      records.from_json(record['trajectory']), record['em'], {})
+      for record in records.unpacked(file.read_bytes()):
+        name = ', '.join(dict.fromkeys(
+            record[key] for key in ('method', 'set', 'engine', 'decoding')))
+        yield Entry(run, where, name.removeprefix('agent, '),
+                    records.from_json(record['trajectory']), record['em'], {})
