@@ -24,8 +24,6 @@ from searchrl.agent import rewards
 from searchrl.agent.rewards import JudgeError
 from searchrl.rollouts import served_teacher
 from searchrl.search import cache
-from searchrl.search.remote import http_request
-from searchrl.search.remote import transport
 from searchrl.trajectory import Question, Scores, SearchError, Trajectory
 
 # The texts are JSON strings, so that none can end early or look like a verdict.
@@ -50,7 +48,6 @@ End with one line that is "Verdict: correct" or "Verdict: incorrect".'''
 _VERDICT = re.compile(r'^\W*verdict\W+(correct|incorrect)\W*$', re.I | re.M)
 _GRADE = re.compile(r'\b(?:(A|CORRECT)|B|INCORRECT|C|NOT[_ ]ATTEMPTED)\b')
 _ANSWER_CHARS = 2000  # an answer's characters that a judge reads
-_RESPONSE_BYTES = 2**22
 Verdict = bool | JudgeError
 
 
@@ -90,14 +87,8 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
       raise ValueError(f'reward_options.{name} must be at least {least}, but '
                        f'is {value}.')
   form = _grader(grader)
-  if not url.startswith(('http://', 'https://')):
-    raise ValueError(
-        'reward_options.url must be the address of a chat API, such as '
-        f"'http://127.0.0.1:8001/v1/chat/completions', but is {url!r}.")
-  calls = transport.posting_json(
-      (url,), token_env=token_env, response_bytes=_RESPONSE_BYTES, wiring=None,
-      proxy=http_request.environment_proxy(url) if url.startswith('https:')
-      else '', **retries)
+  calls = served_teacher.connection(
+      url, 'reward_options.url', token_env=token_env, **retries)
   store = cache.Store(
       pathlib.Path(cache_path), 'reward_options.cache_path'
   ) if cache_path else None

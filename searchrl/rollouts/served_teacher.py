@@ -51,18 +51,11 @@ class Teacher:
   def __init__(self, dialogue: Dialogue, tokenizer: Any, *, url: str, model: str,
                temperature: float, max_tokens: int, token_env: str = '',
                wiring: dict[str, Any] | None = None, **retries: Any):
-    if not url.startswith(('http://', 'https://')):
-      raise ValueError(
-          'teacher.url must be the address of a chat API, such as '
-          f"'http://127.0.0.1:8001/v1/chat/completions', but is {url!r}.")
     self._dialogue, self._tokenizer = dialogue, tokenizer
     self._fields = dict(model=model, temperature=temperature, n=1,
                         max_tokens=max_tokens, stop=list(dialogue.stop_strings))
-    self._calls = transport.posting_json(
-        (url,), token_env=token_env, response_bytes=_RESPONSE_BYTES,
-        wiring=wiring, proxy=(
-            http_request.environment_proxy(url)
-            if url.startswith('https:') else ''),
+    self._calls = connection(
+        url, 'teacher.url', token_env=token_env, wiring=wiring,
         **({'failures': _ENDLESS} | retries))
 
   def __call__(self, request: Request, turns: Sequence[Turn]) -> str:
@@ -111,6 +104,33 @@ class Teacher:
     for _ in range(self._dialogue.json_levels):
       text = json.loads(f'"{text}"')
     return text
+
+
+def connection(url: str, field: str, *, token_env: str,
+               wiring: dict[str, Any] | None = None, **retries: Any
+              ) -> transport.Transport:
+  """Returns a connection to a server with OpenAI's chat API.
+
+  Args:
+    url: Complete address. One that begins with https is called through the
+      environment's proxy.
+    field: Config field that has the address, for errors.
+    token_env: Name of the environment variable whose value is sent as a bearer
+      token; '': none is sent.
+    wiring: Arguments `clock`, `sleep` and `warn` of `transport.Transport`.
+    **retries: Fields of `transport.RetryPolicy`.
+
+  Raises:
+    ValueError: An option is out of range, or the variable is not set.
+  """
+  if not url.startswith(('http://', 'https://')):
+    raise ValueError(
+        f'{field} must be the address of a chat API, such as '
+        f"'http://127.0.0.1:8001/v1/chat/completions', but is {url!r}.")
+  return transport.posting_json(
+      (url,), token_env=token_env, response_bytes=_RESPONSE_BYTES,
+      wiring=wiring, proxy=http_request.environment_proxy(url)
+      if url.startswith('https:') else '', **retries)
 
 
 def close(text: str, dialogue: Dialogue) -> str:
