@@ -101,12 +101,16 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
     ).encode())
 
   def verdicts(prompts: Sequence[str]) -> Mapping[str, Verdict]:
-    known = _recall(store, model, prompts)
+    stored = store.read(model, [(p,) for p in prompts]) if store else {}
+    known = {prompt: bool(verdict) for (prompt,), verdict in stored.items()}
     new = [prompt for prompt in prompts if prompt not in known]
     with futures.ThreadPoolExecutor(connections) as threads:
       found = dict(zip(new, threads.map(
           lambda prompt: _first_verdict(reply, prompt, tries, form), new)))
-    _remember(store, model, found)
+    if store:  # errors are not stored
+      store.write(model, {
+          (prompt,): verdict for prompt, verdict in found.items()
+          if not isinstance(verdict, JudgeError)})
     return known | found
 
   return rewards.Judge(
@@ -258,18 +262,3 @@ def _first_verdict(reply: Callable[[str, int], str | SearchError], prompt: str,
       return verdict
   return JudgeError('no_verdict', f'the last of {tries} replies ends with '
                     f'{text[-80:]!r}')
-
-
-def _recall(store: cache.Store | None, model: str, prompts: Sequence[str]
-           ) -> dict[str, Verdict]:
-  """Returns {prompt: verdict} for the prompts whose verdict is in the cache."""
-  found = store.read(model, [(p,) for p in prompts]) if store else {}
-  return {prompt: bool(verdict) for (prompt,), verdict in found.items()}
-
-
-def _remember(store: cache.Store | None, model: str,
-              found: Mapping[str, Verdict]) -> None:
-  """Writes verdicts to the cache; errors are not written."""
-  if store:
-    store.write(model, {(prompt,): verdict for prompt, verdict in found.items()
-                        if not isinstance(verdict, JudgeError)})
