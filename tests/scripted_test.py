@@ -22,7 +22,7 @@ ANSWER = '<answer>{}</answer>'
 
 def rollout(write, requests, **options):
   options = dict(tokenizer=fakes.TOKENIZER, dialogue=DIALOGUE, budgets=BUDGETS,
-                 length=400, search=fakes.Search(), slots=2) | options
+                 length=400, search=fakes.Search()) | options
   return scripted.rollout(write, requests, **options)
 
 
@@ -71,7 +71,7 @@ def test_turns_are_written_at_the_same_time():
     together.wait()
     return ANSWER.format('here')
 
-  assert len(rollout(write, requests(3), slots=3, threads=3)) == 3
+  assert len(rollout(write, requests(3), threads=3)) == 3
 
 
 def test_an_error_of_the_function_ends_the_rollout():

@@ -112,7 +112,7 @@ def test_a_teacher_reads_what_the_policy_reads(make):
         teacher, [Request(tiny.question())], tokenizer=tokenizer,
         dialogue=dialogue, budgets=driver.Budgets(
             max_new_tokens=300, max_prompt_tokens=2000),
-        length=4000, slots=1,
+        length=4000,
         search=lambda queries: [(Passage('p', 'Tarn', 'A "river".'),)])
   assert trajectory.answer == 'a "word"'
   assert [turn.text for turn in trajectory.turns] == [

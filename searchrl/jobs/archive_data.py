@@ -208,4 +208,4 @@ def _played(config, model: Any, seed: int, count: int) -> list[Trajectory]:
       write, [Request(archive.question(problem, uid, problem.kind))
               for uid, problem in problems.items()],
       tokenizer=model.tokenizer, dialogue=model.dialogue, search=search,
-      budgets=budgets, length=config.rollout.max_length, slots=count)
+      budgets=budgets, length=config.rollout.max_length)

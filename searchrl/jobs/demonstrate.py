@@ -214,14 +214,13 @@ def play(config, author: Author, model: model_folders.ModelFolder, search: Any,
   There are `author.samples` of each question. `number` is not used.
   """
   del number
-  requests = [Request(question, sample, group)
-              for group, question in enumerate(questions)
-              for sample in range(author.samples)]
   return scripted.rollout(
-      author.write, requests, tokenizer=model.tokenizer,
-      dialogue=model.dialogue, budgets=policy.budgets_of(config),
-      length=config.rollout.max_length, search=search, slots=len(requests),
-      threads=author.threads,
+      author.write, [Request(question, sample, group)
+                     for group, question in enumerate(questions)
+                     for sample in range(author.samples)],
+      tokenizer=model.tokenizer, dialogue=model.dialogue,
+      budgets=policy.budgets_of(config), length=config.rollout.max_length,
+      search=search, threads=author.threads,
       search_timeout_secs=config.rollout.search_timeout_secs)
 
 

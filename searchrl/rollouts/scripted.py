@@ -34,7 +34,9 @@ class Engine:
       and the turns so far. It is called in threads, and its first error ends
       the rollout.
     encode: Function from a text to token ids.
-    slots: Number of trajectories at the same time.
+    requests: Requests of the rollout, each of which has a slot. The driver of
+      rollouts identifies a turn only by numbers that are computed from its
+      request.
     length: Maximum number of tokens of a trajectory.
     max_turns: Maximum number of turns of a trajectory.
     threads: Number of simultaneous calls of `write`. With 1, `read` waits for
@@ -42,25 +44,18 @@ class Engine:
   """
 
   def __init__(self, write: Write, encode: Callable[[str], tuple[int, ...]], *,
-               slots: int, length: int, max_turns: int, threads: int):
-    self.slots, self.length = slots, length
-    self._write, self._encode, self._max_turns = write, encode, max_turns
+               requests: Sequence[Request], length: int, max_turns: int,
+               threads: int):
+    self.slots, self.length = len(requests), length
+    self._write, self._encode = write, encode
     self._threads = futures.ThreadPoolExecutor(threads, 'scripted-turns')
     self._in_step = threads == 1  # all slots write before any is read
-    self._used = [0] * slots
-    self._names: dict[tuple[int, ...], Request] = {}
-    self._turns: dict[tuple[str, int], tuple[Turn, ...]] = {}
-    self._writing: dict[futures.Future[str], engines.Append] = {}
-
-  def expect(self, requests: Sequence[Request]) -> None:
-    """Stores the requests of the next rollout, so that `append` finds them.
-
-    The driver of rollouts identifies a turn only by numbers that are computed
-    from its request.
-    """
+    self._used = [0] * len(requests)
     self._names = {
         engines.row_ids(_STEP, request.question.uid, request.sample, turn):
-        request for request in requests for turn in range(self._max_turns)}
+        request for request in requests for turn in range(max_turns)}
+    self._turns: dict[tuple[str, int], tuple[Turn, ...]] = {}
+    self._writing: dict[futures.Future[str], engines.Append] = {}
 
   def watch(self, trajectory: Trajectory) -> None:
     """Stores the turns of a trajectory that has grown; the driver calls it."""
@@ -127,7 +122,7 @@ class Engine:
 
 def rollout(write: Write, requests: Sequence[Request], *, tokenizer: Any,
             dialogue: dialogues.Dialogue, budgets: driver.Budgets, length: int,
-            search: SearchFn, slots: int, threads: int = 1,
+            search: SearchFn, threads: int = 1,
             search_timeout_secs: float = 60.0) -> list[Trajectory]:
   """Returns a trajectory for each request, whose turns `write` wrote.
 
@@ -142,7 +137,6 @@ def rollout(write: Write, requests: Sequence[Request], *, tokenizer: Any,
     budgets: Limits of a trajectory.
     length: Largest number of tokens of a trajectory.
     search: The search engine.
-    slots: Number of trajectories at the same time.
     threads: Number of simultaneous calls of `write`. With one thread, the
       searches are always made in the same order.
     search_timeout_secs: Seconds after which a search has failed.
@@ -150,9 +144,9 @@ def rollout(write: Write, requests: Sequence[Request], *, tokenizer: Any,
   Raises:
     ValueError: A prompt is longer than its budget.
   """
-  engine: Any = Engine(write, tokenizer.encode_data, slots=slots, length=length,
-                       max_turns=budgets.max_turns, threads=threads)
-  engine.expect(requests)
+  engine: Any = Engine(
+      write, tokenizer.encode_data, requests=requests, length=length,
+      max_turns=budgets.max_turns, threads=threads)
   no_model: Any = None
   sampler = samplers.Sampler(
       no_model, tokenizer, dialogue, budgets, engine, no_model, driver.Schedule(
