@@ -175,37 +175,32 @@ class TurnPrinter:
 
   def __call__(self, trajectory: Trajectory) -> None:
     """Prints the new blocks of a trajectory."""
+    label = f'[{trajectory.sample + 1}] ' if self._samples > 1 else ''
     blocks = list(self._blocks(trajectory))
     printed = self._printed.get(trajectory.sample, 0)
     if len(blocks) < printed:  # it is being sampled again
-      self._say(f'{self._label(trajectory)}Again, for a search had failed.')
+      self._say(f'{label}Again, for a search had failed.')
       printed = 0
     for block in blocks[printed:]:
-      self._say(block)
+      self._say(label + block)
     self._printed[trajectory.sample] = len(blocks)
 
   def _blocks(self, trajectory: Trajectory):
     for number, turn in enumerate(trajectory.turns, start=1):
       if turn.opens_context:
-        yield f'{self._label(trajectory)}The context was full. A new one begins.'
+        yield 'The context was full. A new one begins.'
       text = plain(self._tokenizer.decode(turn.action_tokens)).strip()
-      yield f'{self._label(trajectory)}Turn {number}\n' + _indented(text)
+      yield f'Turn {number}\n' + _indented(text)
       if not turn.observation_tokens:
         continue
       if turn.action.is_search:
         shown = [passage_line(n, p) for n, p in enumerate(turn.passages, 1)]
-        yield self._label(trajectory) + 'Found\n' + _indented(
-            '\n'.join(shown) or 'nothing')
-      elif turn.action.is_call:
-        yield f'{self._label(trajectory)}{turn.action.kind} returned\n' + (
-            _indented(plain(turn.observation).strip()))
+        title, text = 'Found', '\n'.join(shown) or 'nothing'
       else:
-        yield (f'{self._label(trajectory)}That was no action; the policy is '
-               'asked to retry and reads\n' + _indented(plain(
-                   turn.observation).strip()))
-
-  def _label(self, trajectory: Trajectory) -> str:
-    return f'[{trajectory.sample + 1}] ' if self._samples > 1 else ''
+        title = f'{turn.action.kind} returned' if turn.action.is_call else (
+            'That was no action; the policy is asked to retry and reads')
+        text = plain(turn.observation).strip()
+      yield f'{title}\n' + _indented(text)
 
 
 def passage_line(number: int, passage: Passage) -> str:
@@ -228,20 +223,17 @@ def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
     trajectories: Finished trajectories.
     say: Function that prints a line.
   """
-  answers = [trajectory.answer for trajectory in trajectories]
-  counts = collections.Counter(
-      rewards.normalise(answer) for answer in answers if answer is not None)
-  forms: dict[str, str] = {}
-  for answer in answers:
-    if answer is not None:
-      forms.setdefault(rewards.normalise(answer), answer)
+  answers = [t.answer for t in trajectories if t.answer is not None]
+  counts = collections.Counter(map(rewards.normalise, answers))
+  forms = {rewards.normalise(answer): answer
+           for answer in reversed(answers)}  # the first form of each
   ranked = counts.most_common()  # equal counts stay in order of arrival
   if len(trajectories) > 1:
     say('Votes')
     for key, count in ranked:
       say(f'  {count} of {len(trajectories)}  {plain(forms[key])}')
-    if None in answers:
-      say(f'  {answers.count(None)} of {len(trajectories)}  no answer')
+    if without := len(trajectories) - len(answers):
+      say(f'  {without} of {len(trajectories)}  no answer')
   return forms[ranked[0][0]] if ranked else None
 
 
