@@ -8,7 +8,6 @@ A killed run continues from its newest checkpoint, with the same result.
 from collections.abc import Mapping, Sequence
 import contextlib
 import copy
-import dataclasses
 import functools
 import json
 import pathlib
@@ -19,7 +18,6 @@ import numpy as np
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import prompts
-from searchrl.agent import tokenizer as tokenizers
 from searchrl.agent import transcripts
 from searchrl.data import conversations
 from searchrl.data import question_files
@@ -32,7 +30,6 @@ from searchrl.experiment import model_defaults
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.models import lora as loras
-from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import dispatch
 from searchrl.runtime import host_memory
@@ -50,19 +47,6 @@ from searchrl.texts import Segment
 _FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
          'train.save_every', 'train.progress', 'train.loggers',
          'plan.devices', 'plan.compile')
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-  """A model directory that was read: path, shape, tokenizer and parameters.
-
-  The parameters are None if they are no longer needed.
-  """
-
-  path: str
-  shape: transformer.TransformerConfig
-  tokenizer: tokenizers.Tokenizer
-  params: Any
 
 
 def run(config, workdir: str | pathlib.Path) -> None:
@@ -105,13 +89,15 @@ def run(config, workdir: str | pathlib.Path) -> None:
   with progress.phase(f'Loading the weights of {path}'):
     mesh = meshes.make(**config.mesh)
     config_checks.check_dtype(config, mesh)
-    model = Model(path, shape, tokenizer, weights.load(
-        path, shape, dtype=config.model.dtype,
-        sharding_of=functools.partial(meshes.sharding, mesh)))
-  learner = make_learner(config, model.shape, mesh, plan)
-  state = learner.init(model.params)
+    base = weights.load(path, shape, dtype=config.model.dtype,
+                        sharding_of=functools.partial(meshes.sharding, mesh))
+  attention = build.tested_attention(config, shape, mesh)
+  learner = build.supervised_learner(
+      config, shape, mesh, build.attend(config, attention, mesh),
+      rows=max(map(len, plan)), updates=len(plan))
+  state = learner.init(base)
   if not learner.needs_base:
-    model = dataclasses.replace(model, params=None)  # makes room
+    base = None  # makes room
   host_memory.give_back()  # memory of these params, or of earlier rollouts
   directory.prepare()
   directory.note('data', lambda: {
@@ -120,14 +106,14 @@ def run(config, workdir: str | pathlib.Path) -> None:
       folder, log_to=config.train.loggers,
       config=json.loads(config.to_json()), step_field='sft/step',
       enabled=processes.is_first())) as writer:
-    state, record = fit(config, folder, model, learner, state, plan, train,
-                        validation, writer)
+    state, record = fit(config, folder, base, tokenizer.pad_id, learner, state,
+                        plan, train, validation, writer)
   host_memory.give_back()  # memory of the updates
   with progress.phase('Writing the model'):
-    params = dispatch.Ordered(loras.merged)(learner.policy(state, model.params))
+    params = dispatch.Ordered(loras.merged)(learner.policy(state, base))
     weights.save(
-        folder / 'model', params, model.shape, tokenizer_from=model.path,
-        eos_id=chat.ends(model.tokenizer), dtype=config.model.save_dtype)
+        folder / 'model', params, shape, tokenizer_from=path,
+        eos_id=chat.ends(tokenizer), dtype=config.model.save_dtype)
   processes.on_first('card', lambda: write_card(
       folder / 'model', config, record, len(train)))
   processes.say(f'wrote {folder / "model"}: validation loss '
@@ -309,22 +295,10 @@ def split(texts: Sequence[Document], share: float, *, seed: int
           [x for i, x in enumerate(texts) if i in aside])
 
 
-def make_learner(config, shape: transformer.TransformerConfig, mesh,
-                 plan: Sequence[Sequence[int]]) -> learners.Learner:
-  """Returns the learner that a config of fine-tuning describes.
-
-  `plan` has the indices of the documents of each update.
-  """
-  name = build.tested_attention(config, shape, mesh)
-  return build.supervised_learner(
-      config, shape, mesh, build.attend(config, name, mesh),
-      rows=max(map(len, plan)), updates=len(plan))
-
-
-def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
-        state: Any, plan: Sequence[Sequence[int]], train: Sequence[Document],
-        validation: Sequence[Document], writer: metrics.Writer | None = None
-       ) -> tuple[Any, dict[str, Any]]:
+def fit(config, folder: pathlib.Path, base: Any, pad_id: int,
+        learner: learners.Learner, state: Any, plan: Sequence[Sequence[int]],
+        train: Sequence[Document], validation: Sequence[Document],
+        writer: metrics.Writer) -> tuple[Any, dict[str, Any]]:
   """Trains on the batches of a plan.
 
   It continues from the newest checkpoint if there is one.
@@ -332,13 +306,14 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
   Args:
     config: Config of the job.
     folder: Directory of the run, with the checkpoints.
-    model: Model to train.
+    base: Parameters of the frozen policy, needed only if adapters are trained.
+    pad_id: Token id of the padding.
     learner: Learner that makes the updates.
     state: State of the learner before the first update.
     plan: Indices of the training documents of each update.
     train: Documents for training.
     validation: Documents for validation; empty: there is no validation.
-    writer: Writer of the metrics, if there is one.
+    writer: Writer of the metrics.
 
   Returns:
     The last state, and a record of the training, such as its losses.
@@ -346,7 +321,7 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
   rows = max(map(len, plan))
   pack = functools.partial(
       supervised.to_batch, rows=rows, length=config.learner.pack_length,
-      pad_id=model.tokenizer.pad_id)
+      pad_id=pad_id)
 
   def batch_of(step):
     chosen = [train[i] for i in plan[step]]
@@ -355,11 +330,11 @@ def fit(config, folder: pathlib.Path, model: Model, learner: learners.Learner,
   batches = [pack(validation[i:i + rows])
              for i in range(0, len(validation), rows)]
   return supervised.fit(
-      supervised.language_update(learner, model.params), state, batch_of,
+      supervised.language_update(learner, base), state, batch_of,
       folder / 'checkpoints',
       steps=len(plan), save_every=config.train.save_every,
       validation=supervised.Validation(
-          supervised.language_loss(learner, model.params, batches),
+          supervised.language_loss(learner, base, batches),
           config.train.validate_every) if batches else None,
       writer=writer, progress=config.train.progress)
 
