@@ -238,6 +238,12 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
       'trajectory': records.to_json(trajectory)}
 
 
+def read_table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
+  """Returns the rows in an evaluation's folder, or None if it has no table."""
+  file = folder / TABLE
+  return json.loads(file.read_text()) if file.exists() else None
+
+
 def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
   """Returns the scores in a folder's records, by the names of cases."""
   return {path.name: [scores_lib.Score(**line['score'])

@@ -4,12 +4,11 @@
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-import json
 import math
 import pathlib
 import re
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 from searchrl.evaluation import figures
 from searchrl.evaluation import evaluator
@@ -30,15 +29,7 @@ _UNITS = {'reward': 'mean outcome', 'searches': 'per question',
           'response length': 'tokens', 'entropy': 'nats', 'gradient norm': ''}
 
 
-class _Cell(NamedTuple):
-  """Scores of the questions of a hop count, or of a whole set."""
-
-  name: str  # name of the score: exact match, or that of evaluate.score
-  score: float
-  searches: float  # mean number per question
-  n: int
-
-
+_Cell = Mapping[str, Any]  # row of an evaluation's table
 _Cells = dict[tuple[str, str, str], dict[int | str, _Cell]]  # by case, by hops
 
 
@@ -118,22 +109,23 @@ def scores(folder: pathlib.Path, name: str) -> str:
   Returns:
     The tables; '' if there is no such evaluation.
   """
-  after = _cells(folder / name / evaluator.TABLE)
+  after = _cells(folder / name)
   # Evaluations during training are of fewer questions.
-  before = _cells(folder / 'before' / evaluator.TABLE) if name == 'after' else {}
+  before = _cells(folder / 'before') if name == 'after' else {}
 
   def greedy(cells):
     return {case: row for case, row in cells.items() if 'greedy' in case}
 
   if not after:
     return ''
-  title = next(iter(next(iter(after.values())).values())).name
+  title = evaluator.score_name(next(iter(next(iter(after.values())).values())))
   return '\n\n'.join([
-      _by_hops(title[0].upper() + title[1:], before, after,
-               lambda cell: f'{cell.score:.2f}'.removeprefix('0')),
+      _by_hops(
+          title[0].upper() + title[1:], before, after,
+          lambda cell: f'{evaluator.main_score(cell):.2f}'.removeprefix('0')),
       _by_hops('Searches per question, where answers are greedy',
                greedy(before), greedy(after),
-               lambda cell: f'{cell.searches:.1f}'),
+               lambda cell: f'{cell["searches"]:.1f}'),
       _legend(after)])
 
 
@@ -154,7 +146,8 @@ def _by_hops(title: str, before: _Cells, after: _Cells,
       old = before.get(case, {}).get(hop)
       row[names[hop]] = (f'{show(old)}→' if old else '') + show(cell)
     whole = cells.get(evaluator.ALL)
-    row['n'] = whole.n if whole else sum(cell.n for cell in cells.values())
+    row['n'] = whole['n'] if whole else sum(
+        cell['n'] for cell in cells.values())
     rows.append(row)
   keys, shown = ('set', 'engine', 'decoding'), (*names.values(), 'n')
   return title + ', before→after' * bool(before) + '\n\n' + (
@@ -163,7 +156,8 @@ def _by_hops(title: str, before: _Cells, after: _Cells,
 
 def _legend(cells: _Cells) -> str:
   """Returns notes for the tables: the terms, and widths of the intervals."""
-  counts = sorted({cell.n for row in cells.values() for cell in row.values()})
+  counts = sorted({cell['n'] for row in cells.values()
+                   for cell in row.values()})
   if len(counts) > 4:
     counts = [counts[0], counts[len(counts) // 2], counts[-1]]
   halves = []
@@ -176,13 +170,12 @@ def _legend(cells: _Cells) -> str:
           + f' question{"s" * (counts[-1] > 1)}.')
 
 
-def _cells(file: pathlib.Path) -> _Cells:
-  """Returns the scores in an evaluation's table file, by case and hop count.
+def _cells(folder: pathlib.Path) -> _Cells:
+  """Returns the rows of an evaluation's table, by case and hop count.
 
-  The result is {} if there is no such file.
+  The result is {} if there is no table.
   """
   cells: _Cells = collections.defaultdict(dict)
-  for row in json.loads(file.read_text()) if file.exists() else ():
-    cells[row['set'], row['engine'], row['decoding']][row['hops']] = _Cell(
-        evaluator.score_name(row), evaluator.main_score(row), row['searches'], row['n'])
+  for row in evaluator.read_table(folder) or ():
+    cells[row['set'], row['engine'], row['decoding']][row['hops']] = row
   return cells

@@ -5,7 +5,6 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -20,8 +19,6 @@ from searchrl.runtime import processes
 FILE = 'sweep.json'
 _CASE = ('run', 'method', 'set', 'engine', 'decoding', 'hops')
 _SCORES = ('em', 'f1', 'searches')
-_TABLES = (  # possible places in a run's directory
-    f'evaluation/after/{evaluator.TABLE}', evaluator.TABLE)
 
 
 def run(config, workdir: str, seeds: Sequence[int] = ()) -> None:
@@ -108,10 +105,8 @@ def _change(config, changes: Mapping[str, Any], place: str) -> None:
 
 def _table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
   """Returns the rows of a run's evaluation, or None if there is none."""
-  for name in _TABLES:
-    if (folder / name).exists():
-      return json.loads((folder / name).read_text())
-  return None
+  trained = evaluator.read_table(folder / 'evaluation' / 'after')
+  return evaluator.read_table(folder) if trained is None else trained
 
 
 def _write(folder: pathlib.Path, done: Sequence[tuple[str, list[dict]]],

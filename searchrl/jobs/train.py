@@ -8,7 +8,6 @@ import json
 import pathlib
 import shutil
 import sys
-from typing import Any
 
 from searchrl.agent import chat
 from searchrl.evaluation import evaluator
@@ -150,7 +149,7 @@ def _evaluate(experiment: build.Experiment, params, name: str,
   if not experiment.cases:
     return None
   folder = folder / 'evaluation' / name
-  rows = processes.on_first(f'{name}?', lambda: _read_table(folder))
+  rows = processes.on_first(f'{name}?', lambda: evaluator.read_table(folder))
   if rows is None:
     when = name + ' training' if name in ('before', 'after') else (
         f'after step {step}')
@@ -161,8 +160,3 @@ def _evaluate(experiment: build.Experiment, params, name: str,
   if not all(writer.holds(step, value) for value in values):
     writer.write(step, values)
   return evaluator.headline(rows)
-
-
-def _read_table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
-  file = folder / 'table.json'
-  return json.loads(file.read_text()) if file.exists() else None

@@ -54,9 +54,8 @@ class Run:
     is that of an evaluation.
     """
     folders = {'': self.folder} | self._evaluations
-    return {where: json.loads((folder / evaluator.TABLE).read_text())
-            for where, folder in folders.items()
-            if (folder / evaluator.TABLE).exists()}
+    return {where: rows for where, folder in folders.items()
+            if (rows := evaluator.read_table(folder)) is not None}
 
   @property
   def _evaluations(self) -> dict[str, pathlib.Path]:
