@@ -25,8 +25,8 @@ from searchrl.rollouts.pending_searches import Results
 from searchrl.rollouts.unfinished import Unfinished
 from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (
-    Passages, Query, Request, SearchError, SearchFn, StopReason, ToolCall,
-    ToolResult, Trajectory, Turn)
+    Query, Request, SearchError, SearchFn, StopReason, ToolCall, ToolResult,
+    Trajectory, Turn)
 
 SEARCH_ORDERS = ('deterministic', 'arrival')
 
@@ -400,19 +400,14 @@ class _Slots:
     calls: list[tuple[dialogues.Outcome, tuple[int, ...]]] = []
     for slot, of_slot in results.items():
       entry = self.active[slot]
-      passages: list[Passages] = []
-      outcome: dialogues.Outcome = passages
-      for result in of_slot:
-        if isinstance(result, SearchError):
-          self._finish(entry, 'search_error', search_error=result)
-          break
-        if isinstance(result, ToolResult):
-          outcome = result
-        else:
-          passages.append(result)
-      else:
-        entries.append(entry)
-        calls.append((outcome, entry.trajectory.turns[-1].action_tokens))
+      error = next((x for x in of_slot if isinstance(x, SearchError)), None)
+      if error:
+        self._finish(entry, 'search_error', search_error=error)
+        continue
+      found: Any = next(  # a tool's only result, or the passages of each query
+          (x for x in of_slot if isinstance(x, ToolResult)), of_slot)
+      entries.append(entry)
+      calls.append((found, entry.trajectory.turns[-1].action_tokens))
     observations = dialogues.observations(
         self.dialogue, calls, self.tokenizer,
         passage_tokens=self.budgets.passage_tokens,
