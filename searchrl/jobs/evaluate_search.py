@@ -9,7 +9,6 @@ its answer only by chance. Another metric measures the queries of an agent:
 
 import collections
 from collections.abc import Sequence
-import json
 import pathlib
 
 from searchrl.agent import rewards
@@ -17,6 +16,7 @@ from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
+from searchrl.runtime import atomic_files
 from searchrl.search import ir_metrics
 from searchrl.trajectory import Question, SearchFn
 
@@ -44,8 +44,7 @@ def run(config, workdir: str) -> None:
       search, sets, seed=config.seed)):
     rows += [{'set': dataset.name, 'engine': search.engine} | row for row in
              recall_by_hops(dataset.questions, engine, config.retrieval.top_ks)]
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'retrieval.json').write_text(json.dumps(rows, indent=1) + '\n')
+  atomic_files.write_json(folder / 'retrieval.json', rows)
   print(figures.table(rows, tuple(rows[0])))
 
 
