@@ -91,22 +91,18 @@ class Collected:
 
     It has each trajectory once. Groups refer to a trajectory by its index.
     """
-    indices: dict[int, int] = {}  # index of each trajectory by its id()
-    written: list[dict[str, Any]] = []
-
-    def index(trajectory: Trajectory) -> int:
-      if id(trajectory) not in indices:
-        indices[id(trajectory)] = len(written)
-        written.append(records.to_json(trajectory))
-      return indices[id(trajectory)]
-
+    surplus = self.progress.surplus
+    kept = {id(t): t for group in (*self.groups, self.trajectories, *surplus)
+            for t in group}
+    numbers = {key: number for number, key in enumerate(kept)}
+    indices = lambda group: [numbers[id(t)] for t in group]
     return {
-        'groups': [[*map(index, group)] for group in self.groups],
-        'sampled': [*map(index, self.trajectories)],
-        'surplus': [[*map(index, group)] for group in self.progress.surplus],
+        'groups': [*map(indices, self.groups)],
+        'sampled': indices(self.trajectories),
+        'surplus': [*map(indices, surplus)],
         'metrics': {name: float(x) for name, x in self.metrics.items()},
         'progress': dataclasses.replace(self.progress, surplus=()).to_json(),
-        'trajectories': written}
+        'trajectories': [*map(records.to_json, kept.values())]}
 
   @classmethod
   def from_json(cls, record: dict[str, Any]) -> Collected:
