@@ -130,8 +130,7 @@ class Sampler:
     """
     host_memory.give_back()  # memory of an update, or of earlier rollouts
     self.engine.load(weights, temperature, truncation, self.stop_table)
-    schedule, finish = self.schedule, functools.partial(
-        engine_wrappers.finish, search)
+    schedule = self.schedule
     if engine_wrappers.is_joint(search):
       schedule = dataclasses.replace(
           schedule, search_order='deterministic', search_calls=1,
@@ -153,7 +152,7 @@ class Sampler:
     rollouts = _with_retries(sample, requests, search, search_retries, enough)
     self.engine.unload()
     if not self.together:
-      finish()
+      engine_wrappers.finish(search)
       return _of_all_processes(rollouts)
     processes.agree('trajectories', _digest(rollouts.trajectories))
     return rollouts
