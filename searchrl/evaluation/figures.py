@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures and text tables of reports: curves of metrics, aligned columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 import os
 import pathlib

@@ -5,8 +5,6 @@
 See configs/archive.py and docs/tools.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 import hashlib
 import itertools

@@ -6,8 +6,6 @@ The atlas is a data set about countries, cities and other places. See
 configs/atlas_data.py and docs/atlas.md.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Sequence
 import functools

@@ -7,8 +7,6 @@ approximate indexes from the vectors. If only BM25 is built, vectors are written
 only if an encoder is named. See configs/build_index.py.
 """
 
-from __future__ import annotations
-
 import pathlib
 import sys
 from typing import Any

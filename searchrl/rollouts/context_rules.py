@@ -12,8 +12,6 @@ The policy's tokens are trained on in the context in which they were sampled,
 with all tokens that it had read there, exactly.
 """
 
-from __future__ import annotations
-
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent.dialogue import Dialogue
 from searchrl.agent.markup import neutralise

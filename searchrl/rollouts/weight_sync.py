@@ -18,8 +18,6 @@ If other devices sample than train, the program runs on those that train. Each
 process then copies its results from device to device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import dataclasses
 import functools
