@@ -56,27 +56,24 @@ def run(config, workdir: str) -> None:
         encoder_pairs.world_pairs, seed=data.world_seed, fresh=data.fresh,
         hard=data.hard, count=config.batch.queries * data.batches_a_world))
   if config.model.path:
-    tokenizer, shape, params = _loaded(config.model.path)
+    tokenizer = pathlib.Path(weights.locate(config.model.path))
+    shape = encoders.read_config(str(tokenizer))
+    params = encoders.load(str(tokenizer), shape)
   else:
     tokenizer = folder / 'tokenizer'
     make_tokenizer(tokenizer, config.tokenizer.vocab_size, _tokenizer_texts(
         source_of, 1 if data.pairs else config.tokenizer.worlds))
-    shape, params = _fresh(tokenizer, config.lengths.passage, config.seed,
-                           **config.model.shape)
+    coder = embedder.load_tokenizer(tokenizer, config.lengths.passage)
+    shape = encoders.EncoderConfig(
+        vocab_size=coder.get_vocab_size(), **config.model.shape)
+    params = encoders.init(shape, jax.random.key(config.seed))
   _check_lengths(config.lengths, shape)
   prepared = time.process_time()
   params, record = fit(
-      params, shape, tokenizer, folder / 'checkpoints', source_of,
-      seed=config.seed, batch=config.batch, lengths=config.lengths,
-      temperature=config.temperature, steps=config.steps,
-      save_every=config.save_every, **config.optimizer)
+      config, params, shape, tokenizer, folder / 'checkpoints', source_of)
   record['cpu_seconds'] += prepared  # this process's, until the first update
   encoders.save(folder / 'model', params, shape, tokenizer_from=tokenizer)
-  write_card(
-      folder / 'model', params, record, seed=config.seed, batch=config.batch,
-      temperature=config.temperature, start=config.model.path, data=data.pairs
-      or 'queries about generated worlds, `searchrl/data/encoder_pairs.py`, '
-      f'seed {data.world_seed}, {data.hard:.0%} of them hard')
+  write_card(folder / 'model', config, params, record)
   print(f'wrote {folder / "model"}: {json.dumps(record)}')
 
 
@@ -87,20 +84,6 @@ def _check_lengths(lengths: Mapping[str, int], shape: encoders.EncoderConfig
       raise ValueError(
           f'lengths.{kind} must lie in [8, {shape.max_position_embeddings}], '
           f'the positions of the encoder, but is {length}.')
-
-
-def _loaded(path: str):
-  """Returns the tokenizer's directory, the shape and the params of a model."""
-  folder = pathlib.Path(weights.locate(path))
-  shape = encoders.read_config(str(folder))
-  return folder, shape, encoders.load(str(folder), shape)
-
-
-def _fresh(tokenizer: pathlib.Path, length: int, seed: int, **shape):
-  """Returns the shape of an encoder for a tokenizer, and random parameters."""
-  coder = embedder.load_tokenizer(tokenizer, length)
-  config = encoders.EncoderConfig(vocab_size=coder.get_vocab_size(), **shape)
-  return config, encoders.init(config, jax.random.key(seed))
 
 
 def _tokenizer_texts(source_of: SourceOf, count: int) -> Iterable[str]:
@@ -150,47 +133,41 @@ def _wordpiece(model) -> tokenizers.Tokenizer:
   return result
 
 
-def fit(params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
-        folder: pathlib.Path, source_of: SourceOf, *, seed: int,
-        batch: Mapping[str, int], lengths: Mapping[str, int],
-        temperature: float, steps: int, save_every: int, **options):
+def fit(config, params, shape: encoders.EncoderConfig, tokenizer: pathlib.Path,
+        folder: pathlib.Path, source_of: SourceOf):
   """Trains a text encoder with a contrastive loss on queries and passages.
 
   It starts from the newest checkpoint in `folder`, or else from `params`.
 
   Args:
+    config: Config of the job.
     params: Parameters before the first update.
     shape: Shape of the encoder.
     tokenizer: Directory of the tokenizer.
     folder: Directory of the checkpoints.
     source_of: Function from a source's number to its queries and passages.
-    seed: Seed of the order and of the negatives.
-    batch: Options queries, hard_negatives and depth; see `encoder_pairs.batch`.
-    lengths: Maximum number of tokens of a 'query' and of a 'passage'.
-    temperature: Temperature of the contrastive loss (InfoNCE).
-    steps: Number of updates.
-    save_every: Number of updates between checkpoints.
-    **options: Options of `optimizer.adamw`.
 
   Returns:
     The parameters, and the record of `supervised.fit`.
   """
   coders = {kind: embedder.load_tokenizer(tokenizer, length)
-            for kind, length in lengths.items()}
-  rows = min(batch['queries'], len(source_of(0).queries)) * (
-      1 + batch['hard_negatives'])
+            for kind, length in config.lengths.items()}
+  rows = min(config.batch.queries, len(source_of(0).queries)) * (
+      1 + config.batch.hard_negatives)
 
   def batch_of(step):
-    texts = encoder_pairs.batch(source_of, step, seed=seed, **batch)
+    texts = encoder_pairs.batch(
+        source_of, step, seed=config.seed, **config.batch)
     arrays = _arrays(texts, coders, rows)
     tokens = arrays['query_mask'].sum() + arrays['passage_mask'].sum()
     return arrays, int(tokens)
 
-  adam = optimizers.for_run(options, steps)
+  adam = optimizers.for_run(config.optimizer, config.steps)
+  loss = _contrastive_loss(shape, config.temperature)
   state, record = supervised.fit(
-      supervised.make_update(_contrastive_loss(shape, temperature), adam),
+      supervised.make_update(loss, adam),
       TrainState(params, adam.init(params)), batch_of, folder,
-      steps=steps, save_every=save_every)
+      steps=config.steps, save_every=config.save_every)
   return state.params, record
 
 
@@ -256,10 +233,9 @@ def _padded(coder: tokenizers.Tokenizer, texts: Sequence[str], rows: int):
   return tokens, mask
 
 
-def write_card(folder: pathlib.Path, params, record, *, seed: int,
-               batch: Mapping[str, int], temperature: float, start: str,
-               data: str) -> None:
+def write_card(folder: pathlib.Path, config, params, record) -> None:
   """Writes the README.md of the model, from its params and training record."""
+  data, batch = config.data, config.batch
   count = sum(x.size for x in jax.tree.leaves(params))
   supervised.write_card(folder, [
       '# A text encoder made by searchrl', '',
@@ -267,10 +243,12 @@ def write_card(folder: pathlib.Path, params, record, *, seed: int,
       '`passage: ` before a text, average the hidden states, and scale the',
       'result to length 1.', '',
       'Made by `python -m searchrl.main --config=configs/tiny_encoder.py`.'], {
-          'data': data,
-          'begun from': start or 'random parameters',
+          'data': data.pairs or (
+              'queries about generated worlds, `searchrl/data/encoder_pairs.py`'
+              f', seed {data.world_seed}, {data.hard:.0%} of them hard'),
+          'begun from': config.model.path or 'random parameters',
           'queries per batch, hard negatives':
-              f'{batch["queries"]}, {batch["hard_negatives"]}',
-          'temperature': temperature,
-          'seed': seed,
+              f'{batch.queries}, {batch.hard_negatives}',
+          'temperature': config.temperature,
+          'seed': config.seed,
           'last hits at 1': f'{record["hits"][-1]:.3f}'}, record)
