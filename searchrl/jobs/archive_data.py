@@ -24,8 +24,7 @@ from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
-from searchrl.trajectory import (
-    Action, Question, Request, ToolCall, Trajectory)
+from searchrl.trajectory import Question, Request, ToolCall, Trajectory
 from searchrl.world import archive
 
 NEAR, DEEP = 'near', 'deep'  # a fact on the first page, or on a later one
@@ -59,15 +58,13 @@ def run(config, workdir: str) -> None:
   page_of = _pages(config, model, corpus)
   jsonl.write(folder / 'corpus.jsonl', (
       {'id': p.id, 'title': p.title, 'text': p.text} for p in corpus))
-  for name, part, count in (('train', towns[split:], options.train_per_kind),
-                            ('test', towns[:split], options.test_per_kind)):
-    drawn = dict(_questions(part, count, config.seed, name, page_of))
-    if name == 'train':
-      jsonl.write(folder / 'train.jsonl', map(
-          _row, itertools.chain(*zip(*drawn.values()))))
-      continue
-    for kind, questions in drawn.items():
-      jsonl.write(folder / f'test_{kind}.jsonl', map(_row, questions))
+  train = dict(_questions(
+      towns[split:], options.train_per_kind, config.seed, 'train', page_of))
+  jsonl.write(folder / 'train.jsonl', map(
+      _row, itertools.chain(*zip(*train.values()))))
+  for kind, questions in _questions(
+      towns[:split], options.test_per_kind, config.seed, 'test', page_of):
+    jsonl.write(folder / f'test_{kind}.jsonl', map(_row, questions))
   written = _demonstrate(config, model)
   jsonl.write(folder / 'demonstrations.jsonl', written)
   processes.say(
@@ -169,15 +166,6 @@ def _demonstrate(config, model: Any) -> list[dict[str, Any]]:
   return written
 
 
-def _in_tags(thought: str, action: Action) -> str:
-  """Writes a turn in tags, without spaces before the closing tags.
-
-  The tiny base was taught this form.
-  """
-  return (f'<think> {thought}</think>\n'
-          f'<{action.kind}> {action.texts[0]}</{action.kind}>')
-
-
 def _played(config, model: Any, seed: int, count: int) -> list[Trajectory]:
   """Plays `count` questions about a new archive with a scripted agent."""
   towns = archive.towns(_ARCHIVES + seed, _PER_ARCHIVE)
@@ -195,7 +183,9 @@ def _played(config, model: Any, seed: int, count: int) -> list[Trajectory]:
     thought, action = archive.act(
         problems[uid], turns, habits,
         np.random.default_rng(int.from_bytes(digest[:8])), names)
-    return _in_tags(thought, action)
+    # The tiny base was taught this form, without spaces before closing tags.
+    return (f'<think> {thought}</think>\n'
+            f'<{action.kind}> {action.texts[0]}</{action.kind}>')
 
   budgets = policy.budgets_of(config)
   search = toolsets.binder(
