@@ -28,13 +28,14 @@ def run(config, workdir: str) -> None:
   config_checks.check(config)
   config_checks.check_worlds(config)
   options, name = make_options(config.serve), config.search.engine
-  corpus = None
+  corpus: Any = None
   if searches.spec(config.search).needs_corpus:
     with progress.phase('Reading the corpus'):
-      corpus = load_corpus(
-          config.search.corpus, pathlib.Path(workdir) / 'data',
-          world_seed=config.data.world_seed, per_hop=config.data.per_hop,
-          common=config.data.common, world=build.world(config))
+      file, folder = config.search.corpus, pathlib.Path(workdir) / 'data'
+      corpus = mapped_corpus.load(file) if file else datasets.train_set(
+          folder, train='', corpus='', world_seed=config.data.world_seed,
+          per_hop=config.data.per_hop, common=config.data.common,
+          world=build.world(config)).corpus
   engine = searches.engine(config.search, corpus, seed=config.seed)
   _check(engine, name)
   with progress.phase('Computing the digests of corpus and index'):
@@ -63,19 +64,6 @@ def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
   index = facts['index']['fingerprint'] if 'index' in facts else ','.join(
       shown(inner).get('index', '') for inner in facts.get('engines', ()))
   return public | ({'index': index} if index.strip(',') else {})
-
-
-def load_corpus(file: str, folder: pathlib.Path, **world):
-  """Returns the passages of a corpus file, or of a generated training world.
-
-  Args:
-    file: Path of the corpus. '': a world is generated.
-    folder: Directory for the generated files.
-    **world: Options of the generated world.
-  """
-  if file:
-    return mapped_corpus.load(file)
-  return datasets.train_set(folder, train='', corpus='', **world).corpus
 
 
 def _check(engine: SearchFn, name: str) -> None:
