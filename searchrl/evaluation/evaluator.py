@@ -263,8 +263,7 @@ def limited(cases: Sequence[EvalCase], limit: int, seed: int, sets: int = 0
     seed: Seed of the choice.
     sets: Number of data sets to keep, from the first on. 0: all.
   """
-  names = list(dict.fromkeys(case.dataset.name for case in cases))
-  names = names[:sets or None]
+  names = [*dict.fromkeys(case.dataset.name for case in cases)][:sets or None]
   return [
       dataclasses.replace(case, dataset=dataclasses.replace(
           case.dataset, questions=questions_lib.subset(

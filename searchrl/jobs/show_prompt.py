@@ -96,6 +96,7 @@ def _sample(config, top_k: int) -> tuple[str, tuple[Passage, ...]]:
 
   They are the first ones of the config's data and corpus, if it has any.
   """
+  question = _QUESTION
   if config.data.get('train'):
     file = question_files.named(config.data.train, 'data.train')[0].path
     question = questions_lib.read(file, needs_golds=False)[0].text
@@ -105,8 +106,6 @@ def _sample(config, top_k: int) -> tuple[str, tuple[Passage, ...]]:
     passages = data.corpus if data.corpus is not None else (_PASSAGE,)
     return data.questions[0].text, tuple(
         passages[i] for i in range(min(top_k, len(passages))))
-  else:
-    question = _QUESTION
   if not config.search.corpus:
     return question, (_PASSAGE,) * top_k
   path = corpora.locate(config.search.corpus)

@@ -125,8 +125,7 @@ def _write(folder: pathlib.Path, done: Sequence[tuple[str, list[dict]]],
   columns = list(dict.fromkeys(key for row in rows for key in row))
   print(f'Means over {len(seeds)} seeds, ± standard deviation\n'
         if len(seeds) > 1 else '', figures.table(rows, columns), sep='\n')
-  across = config.get('sweep', {}).get('across', '')
-  if across:
+  if across := config.get('sweep', {}).get('across', ''):
     print(_crossed(rows, across))
 
 
