@@ -175,7 +175,6 @@ def demonstrate(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
   if written.exists() and written.read_text() == recipe:
     return files
   dialogue = model_folders.load_dialogue(config.dialogue, tokenizer)
-  folder.mkdir(parents=True, exist_ok=True)
   written.unlink(missing_ok=True)
   seed = options.pop('world_seed')
   for name, count in counts.items():

@@ -36,7 +36,6 @@ def run(config, workdir: str) -> None:
   with progress.phase('Reading the runs'):
     runs = reading.runs([*map(run_store.local, options.runs)])
   file = pathlib.Path(workdir) / FILE
-  file.parent.mkdir(parents=True, exist_ok=True)
   if processes.is_first():
     with progress.phase('Writing the page'):
       atomic_files.write(file, page.render(
