@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 import re
@@ -45,7 +44,8 @@ KEYS = COLUMNS[:4]  # columns that identify a row
 SHOWN = ('em', 'subem', 'f1', 'searches')  # scores that are metrics of a run
 ALL = 'all'  # value of `hops` in a row of a whole set
 TABLE, RECORDS = 'table.json', 'records'  # names in an evaluation's folder
-SECONDS = 'seconds.json'  # seconds per question by shard; not reproducible
+# Seconds per question, by the names of cases and shards; not reproducible.
+SECONDS = 'seconds.json'
 SHARD = 1000  # trajectories that are in memory at once
 _FEW = 100  # largest number of questions of a case without progress lines
 Play = Callable[[Sequence[Question]], list[Trajectory]]
@@ -240,8 +240,7 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
 
 def read_table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
   """Returns the rows in an evaluation's folder, or None if it has no table."""
-  file = folder / TABLE
-  return json.loads(file.read_text()) if file.exists() else None
+  return shards.read_json(folder / TABLE)
 
 
 def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
@@ -330,20 +329,14 @@ def _note_seconds(file: pathlib.Path, secs: float) -> None:
   They are not in the records, because records must be reproducible.
   """
   folder = file.parents[2]
-  seconds = _seconds(folder)
+  seconds = shards.read_json(folder / SECONDS) or {}
   seconds.setdefault(file.parent.name, {})[file.name] = secs
   atomic_files.write_json(folder / SECONDS, seconds)
 
 
-def _seconds(folder: pathlib.Path) -> dict[str, dict[str, float]]:
-  """Returns seconds per question, by the names of cases and shards."""
-  file = folder / SECONDS
-  return json.loads(file.read_text()) if file.exists() else {}
-
-
 def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
   """Returns rows, with seconds per question added to rows of whole sets."""
-  by_case = _seconds(folder)
+  by_case = shards.read_json(folder / SECONDS) or {}
   result = []
   for row in rows:
     by_shard = by_case.get(

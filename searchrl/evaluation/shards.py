@@ -24,14 +24,14 @@ def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
   """Writes a shard, a gzip file of JSON lines, then its digest beside it."""
   data = records.packed(lines)
   atomic_files.write(file, data)
-  digests = _digests(file.parent) | {
-      file.name: hashlib.sha256(data).hexdigest()}
+  digests = read_json(file.parent / DIGESTS) or {}
+  digests[file.name] = hashlib.sha256(data).hexdigest()
   atomic_files.write_json(file.parent / DIGESTS, digests)
 
 
 def read(file: pathlib.Path) -> list[Any] | None:
   """Returns the lines of a shard; None if it is missing or damaged."""
-  digest = _digests(file.parent).get(file.name)
+  digest = (read_json(file.parent / DIGESTS) or {}).get(file.name)
   if digest is None or not file.exists():
     return None
   data = file.read_bytes()
@@ -55,6 +55,6 @@ def read_all(folder: pathlib.Path) -> Iterator[Any]:
     yield from lines
 
 
-def _digests(folder: pathlib.Path) -> dict[str, str]:
-  file = folder / DIGESTS
-  return json.loads(file.read_text()) if file.exists() else {}
+def read_json(file: pathlib.Path) -> Any:
+  """Returns the value in a JSON file, or None if there is no such file."""
+  return json.loads(file.read_text()) if file.exists() else None

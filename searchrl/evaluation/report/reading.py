@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from searchrl.evaluation import evaluator
+from searchrl.evaluation import shards
 from searchrl.rollouts import records
 from searchrl.runtime import metrics
 from searchrl.runtime import workdir
@@ -177,8 +178,8 @@ def _is_run(folder: pathlib.Path) -> bool:
 
 def _run(folder: pathlib.Path, name: str) -> Run:
   config, environment = (
-      json.loads(file.read_text()) if file.exists() else {}
-      for file in (folder / workdir.CONFIG, folder / 'environment.json'))
+      shards.read_json(folder / name) or {}
+      for name in (workdir.CONFIG, 'environment.json'))
   log = folder / metrics.FILE
   return Run(name, folder, config, environment,
              metrics.read(log) if log.exists() else [])
