@@ -120,7 +120,8 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
       'shown': shown(train),
       'test_famous': [q for q in test if q.source == famous],
       'test_obscure': [q for q in test if q.source == obscure]}
-  jsonl.write(folder / 'corpus.jsonl', map(_line, passages))
+  jsonl.write(folder / 'corpus.jsonl', (
+      {'id': p.id, 'title': p.title, 'text': p.text} for p in passages))
   for name, questions in files.items():
     jsonl.write(folder / f'{name}.jsonl', (q.row() for q in questions))
   digests = {f'{name}.jsonl': supervised.sha256(folder / f'{name}.jsonl')
@@ -146,10 +147,6 @@ def shown(questions: Sequence[atlas_questions.AtlasQuestion]
   two_hops = [q for q in questions
               if q.hops == 2 and q.facts[0].relation == 'city']
   return [*one_hop, *two_hops[:len(one_hop) // 5]]
-
-
-def _line(passage: Passage) -> dict[str, str]:
-  return {'id': passage.id, 'title': passage.title, 'text': passage.text}
 
 
 def _versions() -> dict[str, str]:
