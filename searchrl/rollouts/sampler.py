@@ -154,7 +154,8 @@ class Sampler:
     if not self.together:
       engine_wrappers.finish(search)
       return _of_all_processes(rollouts)
-    processes.agree('trajectories', _digest(rollouts.trajectories))
+    processes.agree('trajectories', hashlib.sha256(json.dumps(
+        _records(rollouts.trajectories)).encode()).hexdigest())
     return rollouts
 
 
@@ -273,9 +274,3 @@ def _results_of_first(results: driver.Results) -> driver.Results:
       [slot, [to_json(result) for result in of_slot]]
       for slot, of_slot in results.items()], _SEARCH_WAIT_SECS)
   return {slot: [from_json(r) for r in records] for slot, records in shared}
-
-
-def _digest(trajectories: Sequence[Trajectory]) -> str:
-  """Returns the SHA-256 of all ids and log-probs, to compare processes by."""
-  return hashlib.sha256(
-      json.dumps(_records(trajectories)).encode()).hexdigest()
