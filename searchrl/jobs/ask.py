@@ -41,9 +41,6 @@ _WHY = {'turn_limit': 'the turns were used up',
         'search_error': 'a search failed'}
 
 
-_say = processes.say
-
-
 def run(config, workdir: str) -> None:
   """Prints the policy's answers to `ask.question`.
 
@@ -76,12 +73,12 @@ def run(config, workdir: str) -> None:
   sampler, params = policy.of_run(
       config, options.run, limit=options.samples, folder=model)
   search = toolsets.of_sampler(sampler, config.seed)(search, corpus)
-  _say(f'Question: {plain(options.question)}')
+  processes.say(f'Question: {plain(options.question)}')
   trajectories = ask(
       sampler, params, options.question, search=search,
       samples=options.samples, temperature=options.temperature,
       watch=TurnPrinter(sampler.tokenizer, options.samples))
-  winner = vote(trajectories, _say)
+  winner = vote(trajectories, processes.say)
   if winner is None:
     sys.exit('No answer: ' + ', '.join(sorted({
         _WHY[str(t.stop_reason)] for t in trajectories})) + '.')
@@ -94,11 +91,10 @@ def corpus_file(config, run: str, workdir: pathlib.Path) -> pathlib.Path:
   It is the config's, or else the run's. If neither has a file, a world is
   generated in `workdir`/data, and its corpus is used.
   """
-  if config.search.corpus:
-    return pathlib.Path(config.search.corpus)
-  of_run = run_defaults.corpus_of(past_runs.parse_run(run)[0]) if run else ''
-  if of_run:
-    return pathlib.Path(of_run)
+  file = config.search.corpus or (
+      run and run_defaults.corpus_of(past_runs.parse_run(run)[0]))
+  if file:
+    return pathlib.Path(file)
   datasets.train_set(
       workdir / 'data', train='', corpus='', world_seed=config.data.world_seed,
       per_hop=config.data.per_hop, common=config.data.common,
@@ -140,7 +136,7 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
   with progress.phase('The policy writes'):
     return sampler.rollout(
         weights, [Request(whole, sample) for sample in range(samples)],
-        search=with_warnings(search, _say), step=0, watch=watch,
+        search=with_warnings(search, processes.say), step=0, watch=watch,
         temperature=temperature if samples > 1 else 0.0).trajectories
 
 
@@ -169,7 +165,7 @@ class TurnPrinter:
   """
 
   def __init__(self, tokenizer, samples: int = 1,
-               say: Callable[[str], None] = _say):
+               say: Callable[[str], None] = processes.say):
     self._tokenizer, self._samples, self._say = tokenizer, samples, say
     self._printed: dict[int, int] = {}  # sample -> number of printed blocks
 
