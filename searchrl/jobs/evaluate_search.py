@@ -39,11 +39,10 @@ def run(config, workdir: str) -> None:
     raise ValueError(
         f'data.evaluate must name questions for {search.engine!r}, whose '
         'corpus is remote, but is empty.')
-  rows = []
-  for dataset, engine in zip(sets, searches.engines(
-      search, sets, seed=config.seed)):
-    rows += [{'set': dataset.name, 'engine': search.engine} | row for row in
-             recall_by_hops(dataset.questions, engine, config.retrieval.top_ks)]
+  engines = searches.engines(search, sets, seed=config.seed)
+  rows = [{'set': dataset.name, 'engine': search.engine} | row
+          for dataset, engine in zip(sets, engines) for row in
+          recall_by_hops(dataset.questions, engine, config.retrieval.top_ks)]
   atomic_files.write_json(folder / 'retrieval.json', rows)
   print(figures.table(rows, tuple(rows[0])))
 
