@@ -47,7 +47,10 @@ def run(config, workdir: str) -> None:
       right.
   """
   folder = pathlib.Path(workdir)
-  _check(config)
+  config_checks.check(config)
+  config_checks.check_questions(config)
+  config_checks.check_training_data(config)
+  config_checks.check_supervised(config.tuning)
   config = model_defaults.resolved(config, folder, trains=True)
   sampling = memory_plan.chosen(phases(config)['sampling']).rollout
   config.rollout.update(
@@ -144,10 +147,3 @@ def _tuning(config, path: str, file: pathlib.Path) -> Any:
   tuning.seed, tuning.allow_changes = config.seed, config.allow_changes
   tuning.model.path, tuning.data.train = path, str(file)
   return tuning
-
-
-def _check(config) -> None:
-  config_checks.check(config)
-  config_checks.check_questions(config)
-  config_checks.check_training_data(config)
-  config_checks.check_supervised(config.tuning)
