@@ -140,8 +140,7 @@ def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:
   """
   if options.queries:
     texts = [q.text for q in questions_lib.read(
-        options.queries, needs_golds=False)]
-    texts = texts[:options.count]
+        options.queries, needs_golds=False)[:options.count]]
   else:
     passages = [corpus[int(i)] for i in dense.evenly_spaced(
         len(corpus), options.count)]
