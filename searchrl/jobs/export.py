@@ -40,6 +40,8 @@ def run(config, workdir: str) -> None:
         path, shape, dtype=model.get('dtype', 'float32'), sharding_of=(
             functools.partial(meshes.sharding, meshes.make(**config.mesh))))
   target = pathlib.Path(workdir) / f'{folder.resolve().name}_step_{step}'
+  if processes.is_first():
+    target.parent.mkdir(parents=True, exist_ok=True)
   params = policy.trained(folder, base, shape, step=step)
   with progress.phase('Writing the model'):
     weights.save(target, params, shape, tokenizer_from=path,
