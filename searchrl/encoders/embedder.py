@@ -10,8 +10,6 @@ and servers all encode with this module. Two encoders are the same if their
 digests are equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools

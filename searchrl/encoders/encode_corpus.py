@@ -6,8 +6,6 @@ Each process encodes its own shards on its own devices. A shard is either
 complete or does not exist, so that a killed build continues where it stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 import pathlib
 

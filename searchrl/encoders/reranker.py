@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-encoder from a BERT folder: a function from text pairs to scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 import functools
 import pathlib

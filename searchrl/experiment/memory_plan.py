@@ -9,8 +9,6 @@ each way to split the weights in rollouts, the plan has a lower bound of the
 time per token.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The totals of a memory plan: the most bytes at any time, and if they fit."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory and time of rollouts, per device: an estimate from shapes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -26,8 +26,6 @@ raises one, and so does a NaN among the rewards that count. Under jit, such a
 NaN leaves its group without valid advantages; `rollouts.scoring` prevents it.
 """
 
-from __future__ import annotations
-
 import types
 from typing import NamedTuple
 

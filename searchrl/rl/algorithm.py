@@ -8,8 +8,6 @@ these functions share. They select the tokens that are trained on, and the
 log-probs that an importance ratio divides by.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 import dataclasses
 from typing import Any, Literal

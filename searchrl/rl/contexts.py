@@ -9,8 +9,6 @@ of trajectory e is row e * S + s of a batch with S contexts per trajectory. Rows
 of contexts that were not needed are empty.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

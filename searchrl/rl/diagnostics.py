@@ -8,8 +8,6 @@ of `losses`. `describe` and `mismatch` read a whole batch of numpy arrays on the
 host.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxtyping import Array, Bool, Float

@@ -19,8 +19,6 @@ A loss has the unit of A and is 0 outside the mask. Shapes that do not match and
 options out of range raise a ValueError.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

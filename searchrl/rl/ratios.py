@@ -15,8 +15,6 @@ Shapes that differ and options out of range raise a ValueError. Log ratios are
 clipped to 20 nats only to keep ratios finite.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float

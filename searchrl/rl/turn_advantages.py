@@ -16,8 +16,6 @@ The functions are pure and can be jitted. Their arguments are fields of `Batch`:
 The results are constants, and 0 at tokens that the policy did not sample.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int

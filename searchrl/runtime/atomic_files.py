@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic writes: an interrupted write leaves the old file or folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import contextlib
 import json

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds of accelerators: memory, speeds, devices per process, compilers."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import MutableMapping, Sequence
 import dataclasses

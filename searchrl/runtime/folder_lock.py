@@ -10,8 +10,6 @@ every few seconds. A process on another host waits to see whether the file is
 still being touched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 import contextlib
 import json

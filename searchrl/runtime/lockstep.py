@@ -6,8 +6,6 @@ Processes that diverge do not always hang. Collectives are matched by position,
 so the results may just be wrong.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from typing import Any

@@ -10,8 +10,6 @@ splits the positions of rows, and 'expert' only if it splits experts. All are
 as an argument or set with `jax.set_mesh`, not used in a `with` statement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 import functools
 import math

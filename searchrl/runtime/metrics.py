@@ -7,8 +7,6 @@ from it. It is append-only, with one JSON object per write, which is on disk
 when `write` returns. Only one process writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 import json
 import math

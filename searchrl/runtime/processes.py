@@ -12,8 +12,6 @@ the same thread of the other processes. With one process, these functions cost
 nothing and use no device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools

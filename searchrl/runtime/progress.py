@@ -12,8 +12,6 @@ half minute, and one at its end.
 Only the first process prints. This module imports no other module of ours.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib

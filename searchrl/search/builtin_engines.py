@@ -5,8 +5,6 @@
 `engines.py` reads this table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 import dataclasses
 import inspect

@@ -9,8 +9,6 @@ digest: a damaged record is searched again. A file that is not such a cache
 raises an error.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts and latencies of the calls of engines and tools, as metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import dataclasses
 from typing import Any

@@ -7,8 +7,6 @@ the title in double quotes, or {"id", "title", "text"}. The columns of BEIR and
 KILT, {"_id", "wikipedia_title", "text": [paragraphs]}, are read, too.
 """
 
-from __future__ import annotations
-
 import codecs
 import collections
 from collections.abc import Iterable, Iterator

@@ -11,8 +11,6 @@ search is then a joint one, in which all processes take part. The method
 An engine that calls inner engines passes all of these on.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses

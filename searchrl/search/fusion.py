@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reciprocal rank fusion: merges the results of several SearchFns."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Sequence
 import dataclasses

@@ -6,8 +6,6 @@ It needs no relevance judgements, which data sets of questions and answers lack.
 The Empirical Study (arXiv:2505.15117) calls it recall.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 import re
 

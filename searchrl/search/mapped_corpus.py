@@ -7,8 +7,6 @@ offset at which each line starts (8 bytes per passage). Later openings only map
 both files. A passage is parsed when it is accessed.
 """
 
-from __future__ import annotations
-
 import array
 from collections.abc import Iterator, Sequence
 import hashlib

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random passages as search results: a baseline without useful search."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reranking: a cross-encoder reorders the passages that a SearchFn finds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import math

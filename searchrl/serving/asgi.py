@@ -7,8 +7,6 @@ the time until it has arrived and the number of requests under way. It checks a
 token, and it answers all requests before it stops.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import (AsyncIterator, Callable, Coroutine, Mapping,
                              Sequence)

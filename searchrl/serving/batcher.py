@@ -7,8 +7,6 @@ call. Batches therefore grow with the load, and a single query does not wait for
 others.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Sequence
 from concurrent import futures

@@ -8,8 +8,6 @@ many choices waiting, retry later), 503 (ending, failed, or too many requests
 under way), 504 (too late). It never shows internals.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from concurrent import futures

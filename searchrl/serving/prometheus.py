@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prometheus metrics of the search server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import functools
 

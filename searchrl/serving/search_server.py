@@ -8,8 +8,6 @@ waiting, retry later), 503 (the engine fails, or too many requests are under
 way), 504 (too late). It never shows internals.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 import dataclasses

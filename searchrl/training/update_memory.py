@@ -7,8 +7,6 @@ on a GPU. If there is no compiler, the memory is estimated from shapes. Long
 tests compare both for models from 3 to 32 billion parameters.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -7,8 +7,6 @@ settings that reach the target recall. An index without that measurement, or
 with less recall than is required, is not opened.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 import pathlib
 import tempfile

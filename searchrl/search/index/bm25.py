@@ -6,8 +6,6 @@ The steps of Lucene's English analysis and scoring, in the order of their use:
 words, stop words, Porter's stems, one-byte lengths, postings, scores.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Sequence
 import dataclasses

@@ -6,8 +6,6 @@ The postings of each block are written to disk, so that a build needs memory for
 the terms and one block only. A loaded index equals the index of `bm25.build`.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any

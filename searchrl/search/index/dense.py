@@ -7,8 +7,6 @@ this module hashes n-grams of letters, without trained weights, for tests and
 small runs.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses

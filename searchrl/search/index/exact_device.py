@@ -10,8 +10,6 @@ accelerators that multiply bfloat16 fastest, a query is split into three
 bfloat16 vectors, whose products with bfloat16 rows are exact.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Sequence
 from concurrent import futures

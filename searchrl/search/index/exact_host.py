@@ -7,8 +7,6 @@ vectors before they reach the library. If too few rows are found, all kinds of
 index pad their results in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import dataclasses
 import importlib

@@ -6,8 +6,6 @@
 Reading them does not need faiss.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import struct

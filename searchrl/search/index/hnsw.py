@@ -9,8 +9,6 @@ unless a search names another value.
 Source: Malkov and Yashunin 2016, arXiv:1603.09320.
 """
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

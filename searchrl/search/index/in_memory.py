@@ -6,8 +6,6 @@ It is for small corpora and for corpora that a run generates. The vectors stay
 in memory. Larger corpora need an index on disk; see `open_index`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 import dataclasses
 import functools

@@ -9,8 +9,6 @@ read once, at the speed of the disk, or at some 4 GB per second and core if it
 is in the system's cache (an AMD EPYC of family 25).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent import futures
 import json

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An estimate, before a build, of an index's size on disk and in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import pathlib
 import shutil

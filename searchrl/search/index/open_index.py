@@ -7,8 +7,6 @@ An index of another corpus or another encoder raises an error. Digests identify
 both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import functools
 import importlib.util

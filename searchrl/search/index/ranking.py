@@ -13,8 +13,6 @@ of them is ready. If a worker dies, this process ranks the queries that are
 left, and the next large call starts new workers.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures

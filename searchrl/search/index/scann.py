@@ -13,8 +13,6 @@ Sources: Guo et al. 2020, arXiv:1908.10396 (AH); Sun et al. 2023,
   arXiv:2404.00774 (SOAR).
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

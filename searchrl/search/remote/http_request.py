@@ -8,8 +8,6 @@ body delays it. Its connection is then closed. Messages name only hosts and
 kinds of errors, because an address or an error's text may contain a key.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 import dataclasses

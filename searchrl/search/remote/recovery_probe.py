@@ -9,8 +9,6 @@ continue without searches. The largest load that failed is therefore kept, and a
 run waits until a server answers it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 import itertools
 import threading

@@ -7,8 +7,6 @@ All servers must have the same index, since a call goes to any of them. Servers
 that publish what they search are compared at the start (`replicas`).
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures

@@ -8,8 +8,6 @@ trusted: servers that publish neither, such as other implementations, and
 servers that are not up yet. A server that changes later is not checked again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 import time

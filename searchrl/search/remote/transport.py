@@ -9,8 +9,6 @@ the same time count as one failure, so that a single turn with many requests
 does not open a circuit.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses

@@ -12,8 +12,6 @@ lists contain the documents only. A message that breaks the protocol is refused.
 Source: Jin et al. 2025, Search-R1, arXiv:2503.09516, and its server's API.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
