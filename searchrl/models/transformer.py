@@ -217,9 +217,10 @@ class Block(nn.Module):
               ) -> Float[Array, 'N D']:
     c: Any = self.config.experts
     width, size = x.shape[-1], c.moe_intermediate_size
-    logits = Router(c.num_experts, name='router')(x)
+    router = Kernel((width, c.num_experts), ('embed', None), name='router')()
     routing = experts_lib.route(
-        logits, c.num_experts_per_tok, c.norm_topk_prob, given)
+        float32_product(x, router), c.num_experts_per_tok, c.norm_topk_prob,
+        given)
     self.sow('routing', 'chosen', routing)
     kernels = [
         Kernel((c.num_experts, *shape), ('experts', *axes), name=name)().astype(
@@ -232,10 +233,10 @@ class Block(nn.Module):
 
 
 class Kernel(nn.Module):
-  """A kernel of all experts, as a parameter, with the product of its adapters.
+  """A kernel of all experts or of their router, plus the product of adapters.
 
   It is not known beforehand which experts a token has. So the adapters of all
-  experts are multiplied, and added to the kernel.
+  experts are multiplied, and added to the kernel. The router has no adapters.
   """
 
   shape: tuple[int, ...]
@@ -250,19 +251,6 @@ class Kernel(nn.Module):
     a: Any = self.get_variable('params', 'lora_a')
     b: Any = self.get_variable('params', 'lora_b')
     return kernel + a @ b
-
-
-class Router(nn.Module):
-  """The map of tokens to float32 logits of experts."""
-
-  count: int
-
-  @nn.compact
-  def __call__(self, x: Float[Array, 'N D']) -> Float[Array, 'N E']:
-    """Returns the logits. Products have the dtype of x; sums are float32."""
-    kernel = param(self, 'kernel', normal, (x.shape[-1], self.count),
-                   ('embed', None))
-    return float32_product(x, kernel)
 
 
 def forward(params: Params, tokens: Int[Array, 'B T'],
