@@ -202,22 +202,15 @@ def causal(
     sliding_window = None
   if implementation == 'xla':
     return _xla(q, k, v, segment_ids, sliding_window, block)
-  if implementation in _CUDNN:
-    return _cudnn(q, k, v, segment_ids, max_segments, longest, sliding_window,
-                  implementation == 'cudnn', sharding)
-  return _on_shards(functools.partial(
-      splash_attention.packed, sliding_window=sliding_window, block=block,
-      interpret=interpret), sharding)(q, k, v, segment_ids)
-
-
-def _cudnn(q, k, v, segment_ids, max_segments, longest, sliding_window,
-           is_packed: bool, sharding):
-  """Returns attention of cuDNN. A row without segment ids is one document."""
-  if segment_ids is None:
+  if implementation == 'splash':
+    return _on_shards(functools.partial(
+        splash_attention.packed, sliding_window=sliding_window, block=block,
+        interpret=interpret), sharding)(q, k, v, segment_ids)
+  if segment_ids is None:  # cuDNN needs ids: a row is one document
     segment_ids, max_segments = jnp.ones(q.shape[:2], jnp.int32), 1
   if max_segments is None:
     raise ValueError('cudnn needs max_segments beside segment_ids.')
-  if not is_packed:
+  if implementation == 'cudnn_padded':
     return cudnn_attention.padded(
         q, k, v, segment_ids, max_segments=max_segments, longest=longest,
         sliding_window=sliding_window)
