@@ -20,7 +20,6 @@ This file avoids two traps:
 
 from collections.abc import Callable
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -382,11 +381,10 @@ def self_test(
   `max_segments` are those of training on one device, the graphs of training are
   among the tested graphs.
   """
-  windows = (sliding_window,) + (
-      (min(sliding_window, 24),) if sliding_window else ())
-  cases: list[tuple[int, int | None]] = [
-      (length, None) for length in lengths[:-1]]
-  cases += itertools.product(lengths[-1:], windows)
+  *shorter, longest = lengths
+  cases = [*((length, None) for length in shorter), (longest, sliding_window)]
+  if sliding_window:
+    cases.append((longest, min(sliding_window, 24)))
   for length, window in cases:
     kernel_checks.check(
         f'{implementation} failed its self-test at length {length}, window '
