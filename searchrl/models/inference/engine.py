@@ -444,7 +444,4 @@ class Engine:
     """Stops all slots at once. The results of unread decodes are lost."""
     while self._in_flight:
       self.read()
-    self._release(range(self.slots))
-    for slot in range(self.slots):
-      self.release(slot)
-    self._decoding.clear()
+    self.cut(range(self.slots))
