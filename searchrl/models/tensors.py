@@ -48,11 +48,6 @@ class Source:
   transposed: bool = False  # True if the file holds our matrix's transpose
 
   @property
-  def stacked(self) -> int:
-    """Number of the leaf's first axes on which tensors are stacked: 0 to 2."""
-    return len(self.counts)
-
-  @property
   def parts(self) -> tuple[str, ...]:
     """Names of all tensors of the leaf, in order of layer and then expert."""
     return tuple(self.name.format(*index) for index in np.ndindex(self.counts))
@@ -207,7 +202,7 @@ def shapes(leaves: Params, names: Mapping[str, str]
 
   Nothing is read. The arguments are those of `sources`.
   """
-  return {name: source.flip(leaf.shape[source.stacked:])
+  return {name: source.flip(leaf.shape[len(source.counts):])
           for source, leaf in zip(jax.tree.leaves(sources(leaves, names)),
                                   jax.tree.leaves(leaves), strict=True)
           for name in source.parts}
@@ -276,8 +271,9 @@ def _read(folder: Folder, source: Source, key, dtype) -> np.ndarray:
   `key` has (start, stop, 1) for each dimension of the leaf.
   """
   result = np.empty([stop - start for start, stop, _ in key], dtype)
-  numbers = [range(*k) for k in key[:source.stacked]]
-  index = source.flip([slice(*k) for k in key[source.stacked:]])
+  stacked = len(source.counts)
+  numbers = [range(*k) for k in key[:stacked]]
+  index = source.flip([slice(*k) for k in key[stacked:]])
   for place in np.ndindex(*map(len, numbers)):
     part = folder.read(source.name.format(
         *(n[i] for n, i in zip(numbers, place))), index)
