@@ -70,9 +70,13 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
 def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
               ) -> tokenizers.Tokenizer:
   pieces, kinds = own['tokens'], own['token_type']
+  # Some ids have no text and only fill up the embedding. Their kind says so, or
+  # in older files only their text: [PAD] with the number.
+  kept = [(number, piece, kind)
+          for number, (piece, kind) in enumerate(zip(pieces, kinds))
+          if kind != _UNUSED and piece != f'[PAD{number}]']
   tokenizer = tokenizers.Tokenizer(models.BPE(
-      {piece: number for number, (piece, kind) in enumerate(zip(pieces, kinds))
-       if not _is_filler(number, piece, kind)},
+      {piece: number for number, piece, _ in kept},
       [tuple(merge.split(' ')) for merge in own['merges']],
       ignore_merges=own['pre'] == 'llama-bpe'))
   if own['pre'] == 'qwen2':
@@ -88,18 +92,8 @@ def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
         special_tokens=[(start, own['bos_token_id'])])
   tokenizer.add_tokens([
       tokenizers.AddedToken(piece, special=kind == _CONTROL, normalized=False)
-      for number, (piece, kind) in enumerate(zip(pieces, kinds))
-      if kind in (_CONTROL, _USER_DEFINED)
-      and not _is_filler(number, piece, kind)])
+      for _, piece, kind in kept if kind in (_CONTROL, _USER_DEFINED)])
   return tokenizer
-
-
-def _is_filler(number: int, piece: str, kind: int) -> bool:
-  """Returns whether a token id has no text and only fills up the embedding.
-
-  Its kind says so, or in older files only its text: [PAD] with its number.
-  """
-  return kind == _UNUSED or piece == f'[PAD{number}]'
 
 
 def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
