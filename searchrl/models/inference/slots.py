@@ -71,21 +71,16 @@ def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any,
   cache = tuple(layout.empty(config, copies, dtype)
                 for _ in range(config.num_hidden_layers))
   ints = lambda: jnp.zeros(slots, jnp.int32)
-  first, *others = layout.places
+  table = None
+  if records and config.experts:
+    first, *others = layout.places
+    width = config.num_hidden_layers * config.experts.num_experts_per_tok
+    table = jnp.zeros((copies * first, *others, width),
+                      experts.record_dtype(config.experts.num_experts))
   return State(
-      routing=jnp.zeros(
-          (copies * first, *others, routing_width(config)),
-          experts.record_dtype(config.experts.num_experts)
-      ) if records and config.experts else None,
-      cache=cache, last_token=ints(), position=ints(),
+      routing=table, cache=cache, last_token=ints(), position=ints(),
       active=jnp.zeros(slots, bool), stop_state=ints(), budget=ints(),
       row_key=jnp.zeros((slots, 2), jnp.uint32))
-
-
-def routing_width(config: TransformerConfig) -> int:
-  """Returns the number of experts that a token uses, summed over all layers."""
-  assert config.experts is not None
-  return config.num_hidden_layers * config.experts.num_experts_per_tok
 
 
 def logical_axes(config: TransformerConfig, layout: Layout,
