@@ -48,11 +48,9 @@ class Lora:
           'lora.rank must be at least 1 and lora.alpha above 0, but they are '
           f'{self.rank} and {self.alpha}. Rank 0 in a config trains all '
           'parameters instead.')
-    unknown = sorted(set(self.targets) - set(TARGETS))
-    if unknown or not self.targets:
+    if not self.targets or not set(self.targets) <= set(TARGETS):
       raise ValueError(
-          f'lora.targets must be some of {TARGETS}, but is '
-          f'{tuple(self.targets)}.')
+          f'lora.targets must be some of {TARGETS}, but is {self.targets}.')
 
   @property
   def scale(self) -> float:
