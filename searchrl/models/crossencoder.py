@@ -96,10 +96,5 @@ def load(folder: str | pathlib.Path, config: EncoderConfig, **options: Any
   names = {**encoder.NAMES, 'encoder': '', 'pooler': 'pooler.dense',
            'classifier': 'classifier'}
   return tensors.load(
-      tensors.Folder(pathlib.Path(folder), _rename), names, leaves,
+      tensors.Folder(pathlib.Path(folder), encoder.modern), names, leaves,
       logical_axes(config), **options)
-
-
-def _rename(name: str) -> str | None:
-  name = encoder.modern(name)
-  return None if name == 'embeddings.position_ids' else name

@@ -314,18 +314,19 @@ def save(
 
 def _rename(name: str) -> str | None:
   """Returns a tensor's name without prefix; None if an encoder ignores it."""
-  name = modern(name)
-  ignored = name == 'embeddings.position_ids' or name.startswith(
-      ('pooler.', 'cls.'))
-  return None if ignored else name
+  renamed = modern(name)
+  is_head = renamed and renamed.startswith(('pooler.', 'cls.'))
+  return None if is_head else renamed
 
 
-def modern(name: str) -> str:
+def modern(name: str) -> str | None:
   """Returns a BERT tensor's name as present versions of transformers write it.
 
   The prefix `bert.` is removed. Older files call the scale and the bias of a
-  layer norm gamma and beta; here they become weight and bias.
+  layer norm gamma and beta; here they become weight and bias. The result is
+  None for position ids, which present versions do not write.
   """
-  return name.removeprefix('bert.').replace(
+  name = name.removeprefix('bert.').replace(
       'LayerNorm.gamma', 'LayerNorm.weight').replace(
           'LayerNorm.beta', 'LayerNorm.bias')
+  return None if name == 'embeddings.position_ids' else name
