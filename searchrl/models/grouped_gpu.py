@@ -53,13 +53,16 @@ def _backward(inputs, gradient):
 product.defvjp(_forward, _backward)
 
 
-def _call(kernel, grid, shape, block, place, *arrays, **options) -> Any:
-  """Runs a kernel that reads whole inputs and writes its output in blocks."""
+def _call(kernel, grid, shape, block, *arrays, **options) -> Any:
+  """Runs a kernel that reads whole inputs and writes its output in blocks.
+
+  The index of a block in the output is that of its program in the grid.
+  """
   from jax.experimental.pallas import triton  # slow to import
   return pl.pallas_call(
       functools.partial(kernel, **options), grid=grid,
       in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(arrays),
-      out_specs=pl.BlockSpec(block, place),
+      out_specs=pl.BlockSpec(block, lambda *index: index),
       out_shape=jax.ShapeDtypeStruct(shape, arrays[1].dtype),
       compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
       name='grouped_product')(*arrays)
@@ -73,8 +76,7 @@ def _by_row(x, matrices, starts, *, is_transposed: bool):
       jnp.int32)
   return _call(
       _row_kernel, (blocks, width // tile), (len(x), width), (ROWS, tile),
-      lambda row, column: (row, column), owner, x, matrices,
-      is_transposed=is_transposed)
+      owner, x, matrices, is_transposed=is_transposed)
 
 
 def _product(x, y):
@@ -110,8 +112,7 @@ def _by_group(x, gradient, starts):
   block = math.gcd(shape[0], _INNER), math.gcd(shape[1], _WIDTH)
   return _call(
       _group_kernel, (count, shape[0] // block[0], shape[1] // block[1]),
-      (count, *shape), (None, *block),
-      lambda group, row, column: (group, row, column), starts, x, gradient)
+      (count, *shape), (None, *block), starts, x, gradient)
 
 
 def _group_kernel(starts_ref, x_ref, gradient_ref, out_ref):
