@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent import futures
+import functools
 import os
 from typing import Any
 
@@ -40,18 +41,16 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
   with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     compiling = []
 
-    def stand_in(name: str) -> Callable[..., Any]:
-      def lower(*args: Any, **options: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, options))
-        shapes.add((name, tree, *((x.shape, x.dtype) for x in leaves)))
-        lowered: Any = programs[name].lower(  # type: ignore[attr-defined]
-            *args, **options)
-        compiling.append(pool.submit(lowered.compile))
-        state = options['state']
-        return (state, None) if name == 'decode' else state
-      return lower
+    def lower(name: str, *args: Any, **options: Any) -> Any:
+      leaves, tree = jax.tree.flatten((args, options))
+      shapes.add((name, tree, *((x.shape, x.dtype) for x in leaves)))
+      lowered: Any = programs[name].lower(  # type: ignore[attr-defined]
+          *args, **options)
+      compiling.append(pool.submit(lowered.compile))
+      state = options['state']
+      return (state, None) if name == 'decode' else state
 
-    run({name: stand_in(name) for name in programs})
+    run({name: functools.partial(lower, name) for name in programs})
     for program in compiling:
       program.result()
   return shapes
