@@ -170,7 +170,6 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
     raise ValueError(f'{file} must hold the tensor token_embd.weight, but does '
                      'not. Fetch it again.')
   heads, width = value('attention.head_count'), value('embedding_length')
-  ends = fields.get('tokenizer.ggml.eos_token_id')
   return {
       'architectures': [_ARCHITECTURES[kind]], 'model_type': kind,
       'hidden_act': 'silu', 'dtype': 'float32', 'torch_dtype': 'float32',
@@ -186,7 +185,7 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
       'attention_bias': 'blk.0.attn_q.bias' in shapes,
       'mlp_bias': 'blk.0.ffn_up.bias' in shapes,
       'bos_token_id': fields.get('tokenizer.ggml.bos_token_id'),
-      'eos_token_id': ends}
+      'eos_token_id': fields.get('tokenizer.ggml.eos_token_id')}
 
 
 def _llama3_scaling(factors: np.ndarray, raw: Mapping[str, Any],

@@ -49,8 +49,7 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
     if name not in own:
       raise ValueError(f'{file} must say tokenizer.ggml.{name}, but does not. '
                        'Fetch it again.')
-  pieces = own['tokens']
-  roles = {role: pieces[own[name]] for role, name in _ROLES.items()
+  roles = {role: own['tokens'][own[name]] for role, name in _ROLES.items()
            if name in own}
   _tokenizer(own, roles).save(str(folder / 'tokenizer.json'))
   config: dict[str, Any] = {
@@ -58,9 +57,8 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
       'clean_up_tokenization_spaces': False, **roles}
   if template := fields.get('tokenizer.chat_template'):
     config['chat_template'] = template
-  generation = {key: own[name] for key, name in (
-      ('bos_token_id', 'bos_token_id'), ('eos_token_id', 'eos_token_id'),
-      ('pad_token_id', 'padding_token_id')) if name in own}
+  generation = {f'{role}_id': own[name] for role, name in _ROLES.items()
+                if name in own and role != 'unk_token'}
   for name, content in (('tokenizer_config', config),
                         ('generation_config', generation)):
     (folder / f'{name}.json').write_text(
