@@ -112,7 +112,11 @@ def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
   Raises:
     ValueError: See `unpacked`.
   """
-  gguf = _package()
+  try:
+    import gguf  # a large import, and not everyone's
+  except ImportError as error:
+    raise ValueError('model.path names a GGUF file, which needs the package '
+                     "gguf. pip install 'gguf>=0.17'") from error
   try:
     reader = gguf.GGUFReader(file)
   except (ValueError, IndexError) as error:
@@ -135,15 +139,6 @@ def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
   except BaseException:
     shutil.rmtree(folder)
     raise
-
-
-def _package() -> Any:
-  try:
-    import gguf  # a large import, and not everyone's
-  except ImportError as error:
-    raise ValueError('model.path names a GGUF file, which needs the package '
-                     "gguf. pip install 'gguf>=0.17'") from error
-  return gguf
 
 
 def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
