@@ -203,10 +203,10 @@ def _rope(raw: Mapping[str, Any], path: pathlib.Path
 
 def _window(raw: Mapping[str, Any], path: pathlib.Path) -> int | None:
   """Returns the window of every layer in tokens; None if there is no window."""
-  layers, full = raw['num_hidden_layers'], raw['num_hidden_layers']
+  layers = raw['num_hidden_layers']
   window = raw['sliding_window'] if raw['use_sliding_window'] else None
-  if window is not None:  # the first layers may see all tokens
-    full = min(raw['max_window_layers'], layers)
+  # The first layers may see all tokens.
+  full = layers if window is None else min(raw['max_window_layers'], layers)
   kinds = set(raw.get('layer_types') or (
       ['full_attention'] * full + ['sliding_attention'] * (layers - full)))
   if kinds == {'full_attention'}:
