@@ -240,7 +240,7 @@ def _record(case: EvalCase, trajectory: Trajectory, score: scores_lib.Score,
 
 def read_table(folder: pathlib.Path) -> list[dict[str, Any]] | None:
   """Returns the rows in an evaluation's folder, or None if it has no table."""
-  return shards.read_json(folder / TABLE)
+  return atomic_files.read_json(folder / TABLE)
 
 
 def recorded(folder: pathlib.Path) -> dict[str, list[scores_lib.Score]]:
@@ -329,14 +329,14 @@ def _note_seconds(file: pathlib.Path, secs: float) -> None:
   They are not in the records, because records must be reproducible.
   """
   folder = file.parents[2]
-  seconds = shards.read_json(folder / SECONDS) or {}
+  seconds = atomic_files.read_json(folder / SECONDS) or {}
   seconds.setdefault(file.parent.name, {})[file.name] = secs
   atomic_files.write_json(folder / SECONDS, seconds)
 
 
 def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
   """Returns rows, with seconds per question added to rows of whole sets."""
-  by_case = shards.read_json(folder / SECONDS) or {}
+  by_case = atomic_files.read_json(folder / SECONDS) or {}
   result = []
   for row in rows:
     by_shard = by_case.get(

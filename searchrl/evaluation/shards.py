@@ -9,7 +9,6 @@ shards are sampled again.
 
 from collections.abc import Iterator, Sequence
 import hashlib
-import json
 import pathlib
 from typing import Any
 
@@ -24,14 +23,14 @@ def write(file: pathlib.Path, lines: Sequence[Any]) -> None:
   """Writes a shard, a gzip file of JSON lines, then its digest beside it."""
   data = records.packed(lines)
   atomic_files.write(file, data)
-  digests = read_json(file.parent / DIGESTS) or {}
+  digests = atomic_files.read_json(file.parent / DIGESTS) or {}
   digests[file.name] = hashlib.sha256(data).hexdigest()
   atomic_files.write_json(file.parent / DIGESTS, digests)
 
 
 def read(file: pathlib.Path) -> list[Any] | None:
   """Returns the lines of a shard; None if it is missing or damaged."""
-  digest = (read_json(file.parent / DIGESTS) or {}).get(file.name)
+  digest = (atomic_files.read_json(file.parent / DIGESTS) or {}).get(file.name)
   if digest is None or not file.exists():
     return None
   data = file.read_bytes()
@@ -53,8 +52,3 @@ def read_all(folder: pathlib.Path) -> Iterator[Any]:
       raise ValueError(f'{file} has changed since it was written. Delete it, '
                        'and the command that wrote it makes it again.')
     yield from lines
-
-
-def read_json(file: pathlib.Path) -> Any:
-  """Returns the value in a JSON file, or None if there is no such file."""
-  return json.loads(file.read_text()) if file.exists() else None

@@ -45,7 +45,8 @@ def run(config, workdir: str) -> None:
     if 'allow_changes' in phase:
       phase.allow_changes = config.allow_changes
     here = pathlib.Path(workdir) / name
-    done = processes.on_first(f'{name}?', lambda: _recorded(here))
+    done = processes.on_first(f'{name}?', lambda: atomic_files.read_json(
+        here / DONE))
     if done == _record(phase) and not is_changed:
       processes.say(f'Phase {number} of {len(phases)}, {name}: done before.')
       continue
@@ -137,8 +138,3 @@ def _record(phase: Any) -> dict[str, Any]:
   record = json.loads(phase.to_json())
   record.pop('allow_changes', None)
   return record
-
-
-def _recorded(folder: pathlib.Path) -> dict[str, Any] | None:
-  file = folder / DONE
-  return json.loads(file.read_text()) if file.exists() else None

@@ -292,8 +292,7 @@ def _digest(file: pathlib.Path) -> str:
 
 def _entries(folder: Any) -> dict[str, Entry]:
   """Returns what is recorded about the files of a folder or store, by name."""
-  note = folder / NOTE
-  return json.loads(note.read_text()) if note.exists() else {}
+  return atomic_files.read_json(folder / NOTE) or {}
 
 
 def _store(copy_to: str) -> epath.Path:

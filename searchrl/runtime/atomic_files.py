@@ -1,6 +1,9 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic writes: an interrupted write leaves the old file or folder."""
+"""Atomic writes: an interrupted write leaves the old file or folder.
+
+A JSON file that may be missing is read here, too.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -49,6 +52,11 @@ def write(file: pathlib.Path, data: str | bytes) -> None:
 def write_json(file: pathlib.Path, value: Any) -> None:
   """Writes a value to a file as indented JSON, which people can read."""
   write(file, json.dumps(value, indent=1) + '\n')
+
+
+def read_json(file: pathlib.Path) -> Any:
+  """Returns the value in a JSON file, or None if there is no such file."""
+  return json.loads(file.read_text()) if file.exists() else None
 
 
 @contextlib.contextmanager

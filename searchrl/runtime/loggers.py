@@ -9,7 +9,6 @@ a `Logger`. Built-in loggers have short names, and a user's logger is named as
 
 from collections.abc import Callable, Mapping, Sequence
 import importlib
-import json
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -120,7 +119,7 @@ def _id(folder: pathlib.Path, name: str) -> str:
   The first call draws a random id and writes it to the folder.
   """
   file = folder / _IDS
-  ids = json.loads(file.read_text()) if file.exists() else {}
+  ids = atomic_files.read_json(file) or {}
   if name not in ids:
     ids[name] = f'{folder.name}-{os.urandom(4).hex()}'
     atomic_files.write_json(file, ids)

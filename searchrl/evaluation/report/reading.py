@@ -13,8 +13,8 @@ import re
 from typing import Any
 
 from searchrl.evaluation import evaluator
-from searchrl.evaluation import shards
 from searchrl.rollouts import records
+from searchrl.runtime import atomic_files
 from searchrl.runtime import metrics
 from searchrl.runtime import workdir
 from searchrl.trajectory import Trajectory
@@ -178,7 +178,7 @@ def _is_run(folder: pathlib.Path) -> bool:
 
 def _run(folder: pathlib.Path, name: str) -> Run:
   config, environment = (
-      shards.read_json(folder / name) or {}
+      atomic_files.read_json(folder / name) or {}
       for name in (workdir.CONFIG, 'environment.json'))
   log = folder / metrics.FILE
   return Run(name, folder, config, environment,

@@ -3,7 +3,6 @@
 """Summary of self-play: tables, curves and alarms, from the run's directory."""
 
 from collections.abc import Mapping, Sequence
-import json
 import pathlib
 from typing import Any
 
@@ -36,7 +35,8 @@ def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
   figures.curve(folder / 'curve', curves(lines), title=f'Self-play, {title}',
                 units=_UNITS)
   examined = {
-      name: _read(folder / 'examined' / name / 'report.json')
+      name: atomic_files.read_json(
+          folder / 'examined' / name / 'report.json') or {}
       for name in ('before', *(f'iteration_{n}' for n in numbers))}
   text = '\n\n'.join([
       _examined(examined), _proposals(folder, iterations), _phases(lines),
@@ -120,7 +120,8 @@ def _proposals(folder: pathlib.Path, iterations: int) -> str:
   """
   rows = []
   for number in range(1, iterations + 1):
-    report = _read(folder / f'iteration_{number}' / 'proposals' / 'report.json')
+    report = atomic_files.read_json(
+        folder / f'iteration_{number}' / 'proposals' / 'report.json') or {}
     if report:
       rows.append({'iteration': number, 'seeds': report['seeds'],
                    'kept': report['kept'], **report['dropped'],
@@ -140,7 +141,7 @@ def _solvers(folder: pathlib.Path, iterations: int) -> str:
          folder / f'iteration_{n}' / 'solver' / 'evaluation' / 'after')
         for n in range(1, iterations + 1))):
     by_case: dict[tuple, dict[str, Any]] = {}
-    for row in _read(path / 'table.json') or ():
+    for row in evaluator.read_table(path) or ():
       facts = {key: row[key] for key in ('set', 'engine', 'decoding')}
       case = by_case.setdefault(tuple(facts.values()), {'solver': name} | facts)
       hops = row['hops']
@@ -164,7 +165,3 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns a table with all columns of its rows."""
   return figures.table(
       rows, list(dict.fromkeys(key for row in rows for key in row)))
-
-
-def _read(file: pathlib.Path) -> Any:
-  return json.loads(file.read_text()) if file.exists() else {}

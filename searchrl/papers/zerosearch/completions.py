@@ -58,12 +58,9 @@ class Completions:
       connections: int = CONNECTIONS, response_bytes: int = 2**22,
       token_env: str = '', wiring: dict[str, Callable[..., Any]] | None = None,
       **retries: Any):
-    for name, value, least in (
-        ('max_tokens', max_tokens, 1), ('temperature', temperature, 0),
-        ('connections', connections, 1), ('response_bytes', response_bytes, 1)):
-      if value < least:
-        raise ValueError(f'search.options.{name} must be at least {least}, but '
-                         f'is {value}.')
+    transport.check_least(1, max_tokens=max_tokens, connections=connections,
+                          response_bytes=response_bytes)
+    transport.check_least(0, temperature=temperature)
     self._calls = transport.posting_json(
         urls, token_env=token_env, response_bytes=response_bytes,
         wiring=wiring, **retries)
