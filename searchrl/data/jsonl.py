@@ -4,13 +4,12 @@
 
 from collections.abc import Iterable, Iterator
 import codecs
-import gzip
 import json
 import pathlib
 from typing import Any
-import zlib
 
 from searchrl.runtime import atomic_files
+from searchrl.runtime import gzip_files
 
 
 def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
@@ -21,19 +20,13 @@ def lines(file: pathlib.Path) -> Iterator[tuple[str, str]]:
   Raises:
     ValueError: A line is not UTF-8, or a .gz file is truncated.
   """
-  is_zipped = file.suffix == '.gz'
-  try:
-    with (gzip.open if is_zipped else open)(file, 'rb') as stream:
-      for number, line in enumerate(stream, start=1):
-        if number == 1:
-          line = line.removeprefix(codecs.BOM_UTF8)
-        if line.strip():
-          place = f'{file}, line {number}'
-          yield place, _decoded(line, place)
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise ValueError(
-        'a file whose name ends in .gz must be a whole gzip file, but '
-        f'{file} is not: {error}. Fetch or compress it again.') from error
+  with gzip_files.opened(file) as stream:
+    for number, line in enumerate(stream, start=1):
+      if number == 1:
+        line = line.removeprefix(codecs.BOM_UTF8)
+      if line.strip():
+        place = f'{file}, line {number}'
+        yield place, _decoded(line, place)
 
 
 def write(path: str | pathlib.Path, rows: Iterable[Any]) -> None:

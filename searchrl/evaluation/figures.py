@@ -93,15 +93,17 @@ def plain(text: str) -> str:
   return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()
+         ) -> str:
   """Returns an aligned text table: a header, a rule, and a line per row.
 
   Numbers are aligned to the right.
 
   Args:
     rows: Rows {column: value}, which may lack columns.
-    columns: Keys of the rows, and the header.
+    columns: Keys of the rows, and the header; (): all keys of the rows.
   """
+  columns = columns or [*dict.fromkeys(key for row in rows for key in row)]
   cells = [[cell(row.get(column)) for column in columns] for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *cells)]
   right = [any(isinstance(row.get(column), (int, float)) for row in rows)

@@ -10,7 +10,6 @@ of the corpus, and from the device. docs/data.md has the rules.
 
 from collections.abc import Callable, Iterator
 import copy
-import gzip
 import math
 import pathlib
 from typing import Any
@@ -30,6 +29,7 @@ from searchrl.experiment import toolsets
 from searchrl.models import transformer
 from searchrl.models import weights
 from searchrl.runtime import devices as devices_lib
+from searchrl.runtime import gzip_files
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
 from searchrl.runtime import progress
@@ -352,7 +352,7 @@ def sample(file: str, count: int) -> Iterator[Passage]:
   """
   path = corpora.locate(file)
   if path.suffix == '.gz':
-    with gzip.open(path, 'rb') as lines:
+    with gzip_files.opened(path) as lines:
       for _, (_, _, passage) in zip(range(count), corpora.parse_lines(
           lines, path)):
         yield passage

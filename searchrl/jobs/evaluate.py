@@ -243,7 +243,7 @@ def _differences(folder: pathlib.Path, names: Sequence[str], score: str
                      "McNemar's p": f'{gap.p:.2g}'})
   return '' if not rows else (
       f'\nPaired by question: {evaluator.NAMED[score]}\n\n'
-      + figures.table(rows, [*rows[0]]))
+      + figures.table(rows))
 
 
 def _check_methods(options: Any) -> None:

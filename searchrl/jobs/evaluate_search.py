@@ -44,7 +44,7 @@ def run(config, workdir: str) -> None:
           for dataset, engine in zip(sets, engines) for row in
           recall_by_hops(dataset.questions, engine, config.retrieval.top_ks)]
   atomic_files.write_json(folder / 'retrieval.json', rows)
-  print(figures.table(rows, tuple(rows[0])))
+  print(figures.table(rows))
 
 
 def recall_by_hops(questions: Sequence[Question], search: SearchFn,

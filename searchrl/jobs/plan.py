@@ -98,7 +98,7 @@ def _table(plan: plan_totals.Plan, title: str, sizes: dict[str, float],
       peak <= plan_totals.ROOM * plan.available) else (
           f'It does not fit: {share:.0%} of the memory, and at most '
           f'{plan_totals.ROOM:.0%} should be used. {remedy}')
-  return f'{figures.table(rows, tuple(rows[0]))}\n{verdict}'
+  return f'{figures.table(rows)}\n{verdict}'
 
 
 def _describe_engines(plan: plan_totals.Plan) -> str:
@@ -122,4 +122,4 @@ def _describe_engines(plan: plan_totals.Plan) -> str:
           else f'; the config has {plan.engine.tensor}.'))
   return ('\n\nRollouts, a token of every slot, all of them full; the least '
           'that memory and links take\n'
-          f'{figures.table(rows, tuple(rows[0]))}\n{choice}')
+          f'{figures.table(rows)}\n{choice}')

@@ -8,7 +8,6 @@ weights are read and no device is used.
 """
 
 from collections.abc import Iterator, Sequence
-import gzip
 import itertools
 import pathlib
 import tempfile
@@ -24,6 +23,7 @@ from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import policy
 from searchrl.experiment import run_defaults
+from searchrl.runtime import gzip_files
 from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage
@@ -109,7 +109,7 @@ def _sample(config, top_k: int) -> tuple[str, tuple[Passage, ...]]:
   if not config.search.corpus:
     return question, (_PASSAGE,) * top_k
   path = corpora.locate(config.search.corpus)
-  with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as lines:
+  with gzip_files.opened(path) as lines:
     return question, tuple(passage for _, _, passage in itertools.islice(
         corpora.parse_lines(lines, path), top_k))
 

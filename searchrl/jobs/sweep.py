@@ -122,9 +122,8 @@ def _write(folder: pathlib.Path, done: Sequence[tuple[str, list[dict]]],
           row)
   rows = [_row(*each, count=len(seeds or (0,))) for each in by_case.items()]
   atomic_files.write_json(folder / FILE, rows)
-  columns = list(dict.fromkeys(key for row in rows for key in row))
   print(f'Means over {len(seeds)} seeds, ± standard deviation\n'
-        if len(seeds) > 1 else '', figures.table(rows, columns), sep='\n')
+        if len(seeds) > 1 else '', figures.table(rows), sep='\n')
   if across := config.get('sweep', {}).get('across', ''):
     print(_crossed(rows, across))
 
@@ -163,5 +162,4 @@ def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
   where = ', '.join(map(str, fixed.values()))
   name = evaluator.score_name(rows[0])
   title = f'{name[0].upper()}{name[1:]} ({where}): runs by {across}'
-  return f'\n{title}\n\n' + figures.table(
-      lines, list(dict.fromkeys(key for row in lines for key in row)))
+  return f'\n{title}\n\n' + figures.table(lines)

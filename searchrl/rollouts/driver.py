@@ -23,6 +23,7 @@ from searchrl.rollouts import pending_searches
 from searchrl.rollouts import unfinished
 from searchrl.rollouts.pending_searches import Results
 from searchrl.rollouts.unfinished import Unfinished
+from searchrl.runtime import option_rules
 from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (
     Query, Request, SearchError, SearchFn, StopReason, ToolCall, ToolResult,
@@ -82,15 +83,15 @@ class Schedule:
   search_calls: int = 4  # search calls at a time
 
   def __post_init__(self):
-    for name, legal, rule in (
-        ('search_order', self.search_order in SEARCH_ORDERS,
+    order, timeout = self.search_order, self.search_timeout_secs
+    option_rules.check(
+        'rollout.',
+        ('search_order', order, order in SEARCH_ORDERS,
          f'one of {SEARCH_ORDERS}'),
-        ('async_decode', self.async_decode in (0, 1), 'False or True'),
-        ('search_timeout_secs', self.search_timeout_secs > 0, 'above 0'),
-        ('search_calls', self.search_calls >= 1, 'at least 1')):
-      if not legal:
-        raise ValueError(
-            f'rollout.{name} must be {rule}, but is {getattr(self, name)!r}.')
+        ('async_decode', self.async_decode, self.async_decode in (0, 1),
+         'False or True'),
+        ('search_timeout_secs', timeout, timeout > 0, 'above 0'))
+    option_rules.at_least(1, 'rollout.', search_calls=self.search_calls)
 
 
 def run(

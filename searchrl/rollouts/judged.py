@@ -23,6 +23,7 @@ from searchrl.agent import dialogue
 from searchrl.agent import rewards
 from searchrl.agent.rewards import JudgeError
 from searchrl.rollouts import served_teacher
+from searchrl.runtime import option_rules
 from searchrl.search import cache
 from searchrl.trajectory import Question, Scores, SearchError, Trajectory
 
@@ -80,12 +81,9 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
     ValueError: An option is out of range, the variable is not set, or the file
       is not such a cache.
   """
-  for name, value, least in (
-      ('tries', tries, 1), ('temperature', temperature, 0),
-      ('max_tokens', max_tokens, 1), ('connections', connections, 1)):
-    if not value >= least:
-      raise ValueError(f'reward_options.{name} must be at least {least}, but '
-                       f'is {value}.')
+  option_rules.at_least(1, 'reward_options.', tries=tries,
+                        max_tokens=max_tokens, connections=connections)
+  option_rules.at_least(0, 'reward_options.', temperature=temperature)
   form = _grader(grader)
   calls = served_teacher.connection(
       url, 'reward_options.url', token_env=token_env, **retries)

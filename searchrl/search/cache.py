@@ -19,6 +19,7 @@ import sqlite3
 import threading
 from typing import Any, TypeVar
 
+from searchrl.runtime import option_rules
 from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
@@ -47,9 +48,7 @@ class Cached(engine_wrappers.Outer):
     if not index:
       raise ValueError('search.options.index must name what is searched, but '
                        "is empty. Write for instance index='wiki18-e5'.")
-    if entries < 0:
-      raise ValueError(f'search.options.entries must be at least 0, but is '
-                       f'{entries}.')
+    option_rules.at_least(0, 'search.options.', entries=entries)
     self.inner = (search,)
     self._search, self._index, self._entries = search, index, entries
     self._store = Store(pathlib.Path(path)) if path else None

@@ -17,8 +17,8 @@ import hashlib
 import json
 import pathlib
 from typing import Any
-import zlib
 
+from searchrl.runtime import gzip_files
 from searchrl.trajectory import Passage
 
 
@@ -89,17 +89,12 @@ def read(path: str | pathlib.Path) -> Corpus:
   """
   path, passages = locate(path), []
   numbers: dict[str, int] = {}  # id -> number of its line
-  try:
-    with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
-      for number, _, passage in parse_lines(file, path):
-        first = numbers.setdefault(passage.id, number)
-        if first != number:
-          raise repeated_id(path, passage.id, first, number)
-        passages.append(passage)
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise ValueError(
-        'a file whose name ends in .gz must be a whole gzip file, but '
-        f'{path} is not: {error}. Fetch or compress it again.') from error
+  with gzip_files.opened(path) as file:
+    for number, _, passage in parse_lines(file, path):
+      first = numbers.setdefault(passage.id, number)
+      if first != number:
+        raise repeated_id(path, passage.id, first, number)
+      passages.append(passage)
   return Corpus(tuple(passages))
 
 

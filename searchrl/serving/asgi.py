@@ -29,6 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 import uvicorn
 
+from searchrl.runtime import option_rules
 from searchrl.runtime import processes
 from searchrl.runtime import signals
 from searchrl.search.remote import wire
@@ -71,12 +72,11 @@ def check_positive(options: Any, prefix: str = '', zero: Sequence[str] = ()
 
   Fields in `zero` may be 0. The message has the prefix before a field's name.
   """
-  for name, value in vars(options).items():
-    if not isinstance(value, int | float):
-      continue
-    if not (value >= 0 if name in zero else value > 0):
-      rule = 'at least 0' if name in zero else 'above 0'
-      raise ValueError(f'serve.{prefix}{name} must be {rule}, but is {value}.')
+  option_rules.check(f'serve.{prefix}', *(
+      (name, value, value >= 0, 'at least 0') if name in zero else
+      (name, value, value > 0, 'above 0')
+      for name, value in vars(options).items()
+      if isinstance(value, int | float)))
 
 
 def take_options(serve: Mapping[str, Any]

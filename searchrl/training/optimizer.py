@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from searchrl.runtime import option_rules
+
 Schedule = Literal['constant', 'cosine', 'linear']
 
 
@@ -46,7 +48,8 @@ def learning_rate(
   Raises:
     ValueError: A value is outside its range.
   """
-  _check(
+  option_rules.check(
+      '',
       ('learning_rate', peak, 0 <= peak < float('inf'),
        'finite and at least 0'),
       ('warmup_steps', warmup_steps, warmup_steps >= 0, 'at least 0'),
@@ -116,7 +119,8 @@ def adamw(
   Raises:
     ValueError: A value is outside its range.
   """
-  _check(
+  option_rules.check(
+      '',
       ('mu_dtype', mu_dtype, mu_dtype in ('float32', 'bfloat16'),
        "'float32' or 'bfloat16'"),
       ('b1', b1, 0 <= b1 < 1, 'in [0, 1)'),
@@ -202,13 +206,3 @@ def decayed(params: Any) -> Any:
     return leaf.ndim >= 2 and name not in ('scale', 'bias')
 
   return jax.tree_util.tree_map_with_path(is_matrix, params)
-
-
-def _check(*rules: tuple[str, Any, Any, str]) -> None:
-  """Raises a ValueError for the first broken rule.
-
-  A rule is a tuple (name, value, holds, text).
-  """
-  for name, value, holds, rule in rules:
-    if not holds:
-      raise ValueError(f'{name} must be {rule}, but is {value!r}.')

@@ -22,6 +22,7 @@ import regex
 from searchrl.agent import rewards
 from searchrl.agent import tag_parser
 from searchrl.papers.dr_zero import rivals
+from searchrl.runtime import option_rules
 from searchrl.trajectory import Question, Scores, Trajectory, Turn
 
 _THOUGHT = re.compile(r'<think>.*?</think>', re.DOTALL)
@@ -246,17 +247,15 @@ def judge(play: rewards.Play, *, attempts: int = 5, format_weight: float = 0.5,
   Raises:
     ValueError: An option is out of range.
   """
-  for name, value, legal, rule in (
+  option_rules.check(
+      'reward_options.',
       ('attempts', attempts, attempts >= 2, 'at least 2'),
       ('format_weight', format_weight, format_weight >= 0, 'at least 0'),
       ('difficulty', difficulty, difficulty in _REWARDS,
        f'one of {tuple(_REWARDS)}'),
       ('golds', golds, golds in ('proposer', 'majority'),
        "'proposer' or 'majority'"),
-      ('repetition', repetition, repetition >= 0, 'at least 0')):
-    if not legal:
-      raise ValueError(
-          f'reward_options.{name} must be {rule}, but is {value!r}.')
+      ('repetition', repetition, repetition >= 0, 'at least 0'))
 
   def score(trajectories: Sequence[Trajectory]) -> list[Scores]:
     forms = [form(t) for t in trajectories]

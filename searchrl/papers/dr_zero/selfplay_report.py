@@ -110,7 +110,8 @@ def _examined(reports: Mapping[str, Any]) -> str:
   columns = ('proposer', *proposers.COLUMNS)
   text = ('Proposals, tried by the first solver\n\n'
           + figures.table(rows, columns))
-  return text + '\n\nOf these, by attempts that are right\n\n' + _table(rates)
+  return text + '\n\nOf these, by attempts that are right\n\n' + (
+      figures.table(rates))
 
 
 def _proposals(folder: pathlib.Path, iterations: int) -> str:
@@ -129,7 +130,7 @@ def _proposals(folder: pathlib.Path, iterations: int) -> str:
                        k: report[k] for k in ('true',) if k in report} | {
                            f'needs {hops}': n for hops, n in report.get(
                                'needed', {}).items()})
-  return "The solver's questions\n\n" + _table(rows)
+  return "The solver's questions\n\n" + figures.table(rows)
 
 
 def _solvers(folder: pathlib.Path, iterations: int) -> str:
@@ -159,9 +160,3 @@ def _alarms(reports: Mapping[str, Any]) -> str:
   alarms = [f'{name}: {alarm}' for name, report in reports.items()
             for alarm in report.get('alarms', ())]
   return '\n'.join(['Alarms', '', *(alarms or ['none'])])
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns a table with all columns of its rows."""
-  return figures.table(
-      rows, list(dict.fromkeys(key for row in rows for key in row)))

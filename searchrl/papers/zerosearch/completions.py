@@ -14,6 +14,7 @@ from typing import Any
 
 from searchrl.papers.zerosearch import documents
 from searchrl.papers.zerosearch import simulator_prompts
+from searchrl.runtime import option_rules
 from searchrl.search import engine_wrappers
 from searchrl.search.remote import recovery_probe
 from searchrl.search.remote import transport
@@ -58,9 +59,10 @@ class Completions:
       connections: int = CONNECTIONS, response_bytes: int = 2**22,
       token_env: str = '', wiring: dict[str, Callable[..., Any]] | None = None,
       **retries: Any):
-    transport.check_least(1, max_tokens=max_tokens, connections=connections,
-                          response_bytes=response_bytes)
-    transport.check_least(0, temperature=temperature)
+    option_rules.at_least(
+        1, 'search.options.', max_tokens=max_tokens, connections=connections,
+        response_bytes=response_bytes)
+    option_rules.at_least(0, 'search.options.', temperature=temperature)
     self._calls = transport.posting_json(
         urls, token_env=token_env, response_bytes=response_bytes,
         wiring=wiring, **retries)

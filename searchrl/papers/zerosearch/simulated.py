@@ -22,6 +22,7 @@ from searchrl.papers.zerosearch import document_oracle
 from searchrl.papers.zerosearch import documents
 from searchrl.papers.zerosearch import model_writer
 from searchrl.papers.zerosearch import simulator_prompts
+from searchrl.runtime import option_rules
 from searchrl.search import engine_wrappers
 from searchrl.search import engines
 from searchrl.search.corpus import Corpus
@@ -61,15 +62,12 @@ class Curriculum:
   steps: int = 1
 
   def __post_init__(self):
-    for name, legal, rule in (
-        ('start', 0 <= self.start <= 1, 'in [0, 1]'),
-        ('end', 0 <= self.end <= 1, 'in [0, 1]'),
-        ('base', 0 < self.base < float('inf'), 'above 0 and finite'),
-        ('steps', self.steps >= 1, 'at least 1')):
-      if not legal:
-        raise ValueError(
-            f'search.options.curriculum.{name} must be {rule}, but '
-            f'is {getattr(self, name)}.')
+    option_rules.check(
+        'search.options.curriculum.',
+        ('start', self.start, 0 <= self.start <= 1, 'in [0, 1]'),
+        ('end', self.end, 0 <= self.end <= 1, 'in [0, 1]'),
+        ('base', self.base, 0 < self.base < float('inf'), 'above 0 and finite'),
+        ('steps', self.steps, self.steps >= 1, 'at least 1'))
 
   def noise(self, step: int) -> float:
     """Returns the probability of noise, p, at a step counted from 0."""

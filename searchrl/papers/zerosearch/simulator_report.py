@@ -138,10 +138,10 @@ def text(report: dict[str, Any]) -> str:
   """Returns the tables of a report as text."""
   return '\n'.join([
       'Queries whose documents hold a gold answer, by the nth search of all',
-      '', figures.table(report['answers'], tuple(report['answers'][0])), '',
+      '', figures.table(report['answers']), '',
       'Form of the documents; auc: of a classifier, .5 if it cannot tell them '
       'from real ones', '',
-      figures.table(report['qualities'], tuple(report['qualities'][0])), ''])
+      figures.table(report['qualities']), ''])
 
 
 def samples(compared: Sequence[Compared]) -> str:

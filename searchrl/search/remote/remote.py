@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
+from searchrl.runtime import option_rules
 from searchrl.search import engine_wrappers
 from searchrl.search.remote import http_request
 from searchrl.search.remote import recovery_probe
@@ -186,8 +187,9 @@ def remote(
       servers search different corpora; see `replicas`.
     TypeError: An option of `retries` is not a field of `RetryPolicy`.
   """
-  transport.check_least(1, batch=batch, query_chars=query_chars,
-                        response_bytes=response_bytes, connections=connections)
+  option_rules.at_least(
+      1, 'search.options.', batch=batch, query_chars=query_chars,
+      response_bytes=response_bytes, connections=connections)
   calls = transport.posting_json(
       urls, token_env=token_env, response_bytes=response_bytes, wiring=wiring,
       **retries)

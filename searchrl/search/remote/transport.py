@@ -363,14 +363,6 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
       headers=headers, proxy=proxy, **(wiring or {}))
 
 
-def check_least(least: int, **options: float) -> None:
-  """Raises a ValueError if an option of the search is below `least`."""
-  for name, value in options.items():
-    if not value >= least:
-      raise ValueError(
-          f'search.options.{name} must be at least {least}, but is {value}.')
-
-
 def _check_urls(urls: Sequence[str]) -> None:
   """Raises a ValueError unless all are HTTP addresses without passwords."""
   if not urls or isinstance(urls, str):

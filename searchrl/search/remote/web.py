@@ -23,6 +23,7 @@ import threading
 from typing import Any
 import urllib.parse
 
+from searchrl.runtime import option_rules
 from searchrl.search.remote import http_request
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
@@ -143,7 +144,7 @@ def web(
     ValueError: An option is out of range, or the variable is not set. A replay
       needs no variable.
   """
-  transport.check_least(1, connections=connections)
+  option_rules.at_least(1, 'search.options.', connections=connections)
   if mode not in MODES or (mode == 'live') != (not tape):
     raise ValueError(
         f"search.options.mode must be one of {MODES}, and all but 'live' must "
