@@ -259,6 +259,21 @@ def test_a_decode_computes_the_fewest_rows_whose_bits_are_those_of_all(params):
   assert computed == [engine._rows[0]]
 
 
+def test_transposed_weights_are_turned_back(params):
+  tree = engine_weights.unstacked(params, 'float32')
+  tree = {'head': {'kernel': tree['embed']['embedding'].T}} | tree
+  for weights in (tree['layers'][0], tree):
+    turned = engine_weights.transposed(weights)
+    matrices = {name for name in weights if 'transposed' in turned[name]}
+    assert matrices == {'q', 'k', 'v', 'o', 'gate', 'up', 'down', 'head'} & (
+        weights.keys())
+    for name in matrices:
+      assert turned[name]['transposed'].shape == (
+          weights[name]['kernel'].shape[::-1])
+    back = engine_weights.upright(turned)
+    jax.tree.map(np.testing.assert_array_equal, back, weights)
+
+
 def test_half_precision_gives_nearly_the_same(wide):
   inputs, sample_all, expected = wide
   few = dict(list(inputs.items())[:20])

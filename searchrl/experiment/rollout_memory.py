@@ -13,6 +13,7 @@ import numpy as np
 from searchrl.models import lora as loras
 from searchrl.models import sizes
 from searchrl.models import transformer
+from searchrl.models.inference import engine as engines
 from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
 from searchrl.runtime import devices as devices_lib
@@ -97,7 +98,7 @@ def estimated(config, shape, kind, a_process: int, processes: int, tensor: int,
       frozen=weights_held * (('solver' in config) + 2 * bool(ahead)),
       slots=config.rollout.max_num_seqs,
       besides=max(weights_held * (not ahead) + working
-                  + _rounded_kernels(here, shape), merged),
+                  + _kernels(config, here, shape, kind, slots), merged),
       read=weights_held - looked_up + cache, weights=weights_held,
       sent=2 * (1 - 1 / tensor) * row * (2 * shape.num_hidden_layers + 1))
 
@@ -117,16 +118,18 @@ def merged_adapters(config, shape, mesh) -> float:
                       axes['layers'][name]['kernel']) for name in names)
 
 
-def _rounded_kernels(mesh, shape) -> float:
-  """Returns the bytes of the rounded copies that an engine keeps of kernels.
+def _kernels(config, mesh, shape, kind, slots: int) -> float:
+  """Returns the bytes per device of an engine's own copies of the kernels.
 
   With model.matmul_dtype, it keeps the matrices of its products in that dtype.
-  Without it, the result is 0.
+  Without it, it keeps them transposed on CPUs if it has many slots.
   """
-  if not shape.matmul_dtype:
-    return 0
-  params = weights_on(mesh, shape, shape.matmul_dtype)
-  return params['layers'] + params.get('head', params['embed'])
+  params = weights_on(mesh, shape, shape.matmul_dtype or config.rollout.dtype)
+  if shape.matmul_dtype:
+    return params['layers'] + params.get('head', params['embed'])
+  is_transposed = (kind.name == 'cpu' and slots > engines.FEW_SLOTS
+                   and meshes.ways(mesh, 'batch') == 1)
+  return is_transposed * (params['layers'] + params.get('head', 0))
 
 
 def cache_on(mesh, shape, dtype: str, *, slots: int, length: int, tokens: int,

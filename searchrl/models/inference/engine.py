@@ -34,10 +34,11 @@ from searchrl.models.inference.slot_state import (
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
-# Number of rows from which XLA's matrix products on CPUs all round alike.
+# Number of rows from which XLA's products with kernels on CPUs all round alike.
 ONE_KIND = 64
-# Fewest rows for which a decode on CPUs has a program of its own.
-_FEWEST = 16
+# On CPUs, an engine with more slots than this has programs for fewer rows.
+FEW_SLOTS = 16
+_FEWEST = 12  # fewest rows of these programs
 # Shares of the slots, in eighths, that a decode may compute. It computes most
 # slots while some wait for searches, and few at the end of a rollout.
 _EIGHTHS = (1, 2, 4, 6, 8)
@@ -120,7 +121,7 @@ class Engine:
         attention, config, slots=slots, length=length, block=block, parts=parts,
         cache_tokens=cache_tokens, shardings=shardings)
     self._on_cpu = layouts.platform_of(shardings) == 'cpu'
-    self._tile = tile or (32 if self._on_cpu else 128)
+    self._tile = tile or (16 if self._on_cpu else 128)
     self._tiles = tuple(sorted(
         n for n in tiles if n <= max(4 * slots, min(tiles))))
     self._root = np.asarray(jax.random.key_data(jax.random.key(seed)))
@@ -130,16 +131,18 @@ class Engine:
         records=records, ordered=ordered, shardings=shardings)
     # On CPUs, `load` makes the slots.
     self._state: programs.State | None = None if self._on_cpu else self._empty()
-    self._convert = engine_weights.Conversion(
-        dtype, config.matmul_dtype, ordered)
     self.records = bool(records and config.experts)
     any_rows = layout.any_rows and copies == 1
     # A decode may compute fewer rows if the products still round alike, which
     # `compile` tries on CPUs.
     self._is_tried = not self._on_cpu or bool(few_rows)
-    fewest = ONE_KIND if self._is_tried else _FEWEST
+    fewest = ONE_KIND if self._is_tried else (
+        _FEWEST if slots > FEW_SLOTS else slots)
     self._rows = [slots * n // 8 for n in _EIGHTHS
                   if slots * n // 8 >= fewest and any_rows] or [slots]
+    self._convert = engine_weights.Conversion(
+        dtype, config.matmul_dtype, ordered,
+        is_transposed=not self._is_tried and len(self._rows) > 1)
     self._few_rows = [n for n in few_rows if n < self._rows[0] and any_rows]
     self._needed: set[tuple[Any, ...]] = set()  # shapes needed so far
     self._forget()

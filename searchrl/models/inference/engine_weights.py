@@ -3,7 +3,8 @@
 """Weights in the form that an engine's programs read.
 
 A learner stacks the layers of its params; an engine reads layer by layer. If
-the operands of products are rounded, an engine holds the matrices rounded.
+the operands of products are rounded, an engine holds the matrices rounded. On
+CPUs it may hold them transposed.
 """
 
 from collections.abc import Callable
@@ -25,21 +26,29 @@ class Conversion:
     dtype: Data type of the weights.
     matmul_dtype: Data type of the matrices. '': that of the weights.
     ordered: Function that wraps each jitted program; see `runtime.dispatch`.
+    is_transposed: Whether the matrices are `transposed`.
   """
 
   def __init__(self, dtype: Any, matmul_dtype: str,
-               ordered: Callable[[Any], Any]):
+               ordered: Callable[[Any], Any], is_transposed: bool):
     self._cast, self._layer = (
         ordered(jax.jit(functools.partial(program, dtype=dtype)))
         for program in (_cast, _layer_at))
     self._rounded: Any = matmul_dtype and ordered(jax.jit(
         functools.partial(rounded, dtype=matmul_dtype)))
+    self._transposed: Any = is_transposed and ordered(jax.jit(transposed))
 
   def __call__(self, params: Params) -> Params:
     """Returns the weights. The layers of `params` may be a tuple already."""
     if not isinstance(params['layers'], tuple):
       params = _unstack(params, self._cast, self._layer)
-    return self._rounded(params) if self._rounded else params
+    if self._rounded:
+      params = self._rounded(params)
+    if self._transposed:
+      others = {k: v for k, v in params.items() if k != 'layers'}
+      params = self._transposed(others) | {
+          'layers': tuple(map(self._transposed, params['layers']))}
+    return params
 
 
 def unstacked(params: Params, dtype: Any) -> Params:
@@ -69,6 +78,37 @@ def rounded(params: Params, dtype: Any) -> Params:
 
   return {**params, 'head': {'kernel': transformer.head(params).astype(dtype)},
           'layers': jax.tree.map_with_path(cast, params['layers'])}
+
+
+def transposed(tree: dict[str, Any]) -> dict[str, Any]:
+  """Returns weights whose projections, or head, are matrices [F D].
+
+  Such a matrix is called 'transposed' instead of 'kernel'. XLA's CPU compiler
+  then adds in one order for any number of rows but 1. With kernels [D F] it
+  adds in another order for few rows, unless D is 1,024 or more.
+
+  Args:
+    tree: Weights of one layer, or all others.
+  """
+  return {name: _renamed(leaves, 'kernel', 'transposed')
+          if name in (*lora.TARGETS, 'head') else leaves
+          for name, leaves in tree.items()}
+
+
+def upright(tree: dict[str, Any]) -> dict[str, Any]:
+  """Returns the weights of which `tree` may have transposed matrices.
+
+  XLA makes the transpositions a part of the products.
+  """
+  return {name: _renamed(leaves, 'transposed', 'kernel')
+          if 'transposed' in leaves else leaves
+          for name, leaves in tree.items()}
+
+
+def _renamed(leaves: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+  """Returns a module's weights with its matrix transposed and renamed."""
+  return {new if name == old else name: leaf.T if name == old else leaf
+          for name, leaf in leaves.items()}
 
 
 def _unstack(params: Params, cast: Callable[..., Any],

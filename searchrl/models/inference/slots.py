@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from searchrl.models import experts
+from searchrl.models.inference import engine_weights
 from searchrl.models.inference import sampling
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 from searchrl.models.inference.stops import StopTable
@@ -295,6 +296,7 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
   tiles = Tiles(row, cached, state.active.astype(jnp.int32), pages)
   x, state = _layers(params, state.last_token[:, None], cached[:, None],
                      state, tiles, config, layout)
+  params = engine_weights.upright(params)
   logits = transformer.logits(
       params, transformer.final_norm(params, x[:, 0], config),
       config.unused_ids, config.matmul_dtype)
@@ -319,6 +321,7 @@ def _layers(params, tokens, positions, state: State, tiles: Tiles, config,
   x = params['embed']['embedding'][tokens]
   new, chosen = [], []
   for weights, layer in zip(params['layers'], state.cache, strict=True):
+    weights = engine_weights.upright(weights)
     (x, layer), sown = _layer(weights, layer, x, positions, tiles, config,
                               layout, state.routing is not None)
     new.append(layer)
