@@ -2,13 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of freed arrays stays with the process, or goes back to the system."""
 
+import gc
 import os
 import pathlib
 import platform
 import subprocess
 import sys
+import types
+import weakref
 
 import pytest
+
+from searchrl.runtime import host_memory
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != 'glibc',
                            reason='other C libraries are left as they are')
@@ -89,3 +94,24 @@ def test_on_cpus_the_memory_of_freed_arrays_is_kept_until_it_is_given_back():
 @GLIBC
 def test_on_accelerators_it_is_given_back_at_once():
   assert max(run(PROGRAM_OF_A_THREAD, JAX_PLATFORMS='cuda,cpu')) < .1
+
+
+def test_garbage_is_collected_after_imports_alone(monkeypatch):
+  class Cycle:
+    """An object that refers to itself."""
+
+    def __init__(self):
+      self.itself = self
+
+  monkeypatch.setattr(host_memory, '_collected', set())
+  gc.disable()
+  try:
+    host_memory.give_back()  # after the imports so far
+    garbage = weakref.ref(Cycle())
+    host_memory.give_back()
+    assert garbage() is not None  # a collection takes a tenth of a second
+    monkeypatch.setitem(sys.modules, 'late', types.ModuleType('late'))
+    host_memory.give_back()
+    assert garbage() is None
+  finally:
+    gc.enable()

@@ -3,6 +3,7 @@
 """The memory of the host, where the arrays of CPU devices are."""
 
 import ctypes
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 # Parameters of glibc's mallopt: malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_collected: set[int] = set()  # numbers of imported modules at past collections
 
 
 def keep() -> None:
@@ -35,8 +37,14 @@ def give_back() -> None:
 
   Until then glibc keeps it, all of it after `keep` and otherwise that of arrays
   of less than 32 MiB. Larger arrays that are made next may not fit into it.
-  Elsewhere, nothing is done.
+
+  If modules were imported since the last call, garbage is collected first. Some
+  modules keep the frames of an import in a cycle, and with them the arrays of
+  the functions that called it, such as the weights that a run loads.
   """
+  if len(sys.modules) not in _collected:
+    gc.collect()
+    _collected.add(len(sys.modules))
   trim = _glibc('malloc_trim')
   if trim:
     trim(0)

@@ -56,7 +56,7 @@ class Engine:
       `stops.compile_table`.
     seed: Seed of all sampling.
     tile: Number of tokens prefilled as one row, which reads its whole context.
-      Default: 32 on CPUs, where padding costs most, else 128.
+      Default: 16 on CPUs, where padding costs most, else 128.
     tiles: Numbers of rows that one prefill can have, for each copy of the
       weights. Every bit of a row is the same with all of them. On CPUs this
       needs tile * tiles >= 64 tokens, so that all matrix products round alike.
