@@ -24,6 +24,7 @@ from searchrl.models import attention
 from searchrl.models import shipped_shapes
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.models.inference import engine
 from searchrl.rl import algorithms
 from searchrl.runtime import devices
 from searchrl.runtime import mesh as meshes
@@ -239,6 +240,24 @@ def test_an_engine_holds_the_kernels_that_it_rounds(tmp_path):
   found = besides('bfloat16') - besides('')
   assert found == pytest.approx(kernels, rel=1e-3)
   assert besides('auto', 'h200-8') == besides('', 'h200-8')
+
+
+def test_an_engine_of_many_slots_on_cpus_holds_transposed_kernels(
+    tmp_path, monkeypatch):
+  def besides(slots, devices):
+    monkeypatch.setattr(meshes, 'all_devices', lambda: jax.devices()[:devices])
+    return memory_plan.make(config(
+        tmp_path, QWEN_3B, mesh=dict(fsdp=devices),
+        rollout=dict(max_num_seqs=slots, tensor=1, dtype='float32'),
+        plan=dict(devices='', compile=False))).engine.besides
+
+  layers = sum(4 * math.prod(x.shape) for x in jax.tree.leaves(
+      transformer.abstract(QWEN_3B)['layers']))
+  few = engine.FEW_SLOTS
+  assert besides(few + 1, 1) - besides(few, 1) == pytest.approx(
+      layers, rel=1e-3)
+  # Of several copies of the weights, each has its kernels as they are.
+  assert besides(2 * few + 2, 2) - besides(2 * few, 2) < layers / 100
 
 
 def test_a_plan_has_room_for_the_merged_model_at_the_end(tmp_path):

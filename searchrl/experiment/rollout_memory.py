@@ -122,13 +122,15 @@ def _kernels(config, mesh, shape, kind, slots: int) -> float:
   """Returns the bytes per device of an engine's own copies of the kernels.
 
   With model.matmul_dtype, it keeps the matrices of its products in that dtype.
-  Without it, it keeps them transposed on CPUs if it has many slots.
+  Without it, it keeps them transposed on CPUs if it has many slots, but not in
+  a server, which rounds otherwise with few rows.
   """
   params = weights_on(mesh, shape, shape.matmul_dtype or config.rollout.dtype)
   if shape.matmul_dtype:
     return params['layers'] + params.get('head', params['embed'])
   is_transposed = (kind.name == 'cpu' and slots > engines.FEW_SLOTS
-                   and meshes.ways(mesh, 'batch') == 1)
+                   and meshes.ways(mesh, 'batch') == 1
+                   and 'serve' not in config)
   return is_transposed * (params['layers'] + params.get('head', 0))
 
 
