@@ -24,7 +24,7 @@ from searchrl.models import attention
 from searchrl.models import shipped_shapes
 from searchrl.models import transformer
 from searchrl.models import weights
-from searchrl.models.inference import engine
+from searchrl.models.inference import engine as engine_lib
 from searchrl.rl import algorithms
 from searchrl.runtime import devices
 from searchrl.runtime import mesh as meshes
@@ -253,7 +253,7 @@ def test_an_engine_of_many_slots_on_cpus_holds_transposed_kernels(
 
   layers = sum(4 * math.prod(x.shape) for x in jax.tree.leaves(
       transformer.abstract(QWEN_3B)['layers']))
-  few = engine.FEW_SLOTS
+  few = engine_lib.FEW_SLOTS
   assert besides(few + 1, 1) - besides(few, 1) == pytest.approx(
       layers, rel=1e-3)
   # Of several copies of the weights, each has its kernels as they are.
