@@ -74,11 +74,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   unset = model_defaults.unset_of_tuning(config, folder, path)
   directory = workdirs.Workdir(folder, config, _FREE)
   directory.check()
-  files = {name: config.data[name] for name in ('train', 'validation')
-           if config.data[name]}
-  if not files:
-    files = processes.on_first('demonstrations', lambda: demonstrate(
-        config, folder / 'data', tokenizer))
+  files = data_files(config, folder / 'data', tokenizer)
   transcribed = {name: read(file, f'data.{name}', tokenizer, config.data)
                  for name, file in files.items()}
   model_defaults.follow_in_tuning(unset, config, shape, max(
@@ -134,6 +130,18 @@ def check_updates(config, updates: int) -> None:
         f'--config.optimizer.warmup_steps={updates // 3}, or give more data, '
         'smaller updates (batch.documents) or more passes (train.epochs).')
   optimizers.for_run(config.optimizer, updates)  # the other rules
+
+
+def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
+  """Returns the paths of the data files, by 'train' and 'validation'.
+
+  If config.data names no training file, both are generated in `folder`.
+  """
+  if not config.data.train:
+    return processes.on_first('demonstrations', lambda: demonstrate(
+        config, folder, tokenizer))
+  return {name: config.data[name] for name in ('train', 'validation')
+          if config.data[name]}
 
 
 def datasets(config, files: Mapping[str, str],

@@ -85,7 +85,7 @@ def transposed(tree: dict[str, Any]) -> dict[str, Any]:
 
   Such a matrix is called 'transposed' instead of 'kernel'. XLA's CPU compiler
   then adds in one order for any number of rows but 1. With kernels [D F] it
-  adds in another order for few rows, unless D is 1,024 or more.
+  adds in another order for few rows, if D is small.
 
   Args:
     tree: Weights of one layer, or all others.
