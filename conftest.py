@@ -23,7 +23,7 @@ os.environ.setdefault('NPROC', '64')  # searchrl.runtime.devices.make_threads
 os.environ.setdefault(
     'JAX_COMPILATION_CACHE_DIR',
     str(pathlib.Path.home() / '.cache' / 'searchrl-tests'))
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 
 # What a command prints, in a test, must not depend on how long it takes.
@@ -53,13 +53,15 @@ def _devices_of_a_run(request):
 
 @pytest.fixture(scope='module', autouse=True)
 def _programs_of_a_file(request):
-  """Compiles a file's programs fast, or as a run would if it says OPTIMIZED.
+  """Compiles a file's programs fast, as most are called once or twice.
 
-  Most tests call a program once or twice. Child processes are not affected.
+  A file whose programs run for longer sets OPTIMIZATION_LEVEL to 1, or to 3 for
+  the programs of a real run. Child processes are not affected.
   """
   import jax  # pylint: disable=g-import-not-at-top
   from jax._src import compiler  # pylint: disable=g-import-not-at-top
-  fast = {'xla_backend_optimization_level': '0'}
+  level = getattr(request.module, 'OPTIMIZATION_LEVEL', 0)
+  fast = {'xla_backend_optimization_level': str(level)}
   if jax.__version__.startswith('0.10.'):  # later versions have no such flag
     fast['xla_cpu_use_fusion_emitters'] = 'False'
   options = compiler.get_compile_options
@@ -69,7 +71,7 @@ def _programs_of_a_file(request):
         env_options_overrides or {}), **kwargs)
 
   with pytest.MonkeyPatch.context() as patch:
-    if not getattr(request.module, 'OPTIMIZED', False):
+    if level < 3:
       patch.setattr(compiler, 'get_compile_options', fast_options)
     yield
   if _memory_maps() > _MOST_MAPS:

@@ -229,7 +229,7 @@ def _start(config: Any, verbosity: str) -> None:
         f'default one in your home, but {cache} is none: {error}. Set it to '
         'another.') from error
   jax.config.update('jax_compilation_cache_dir', str(cache))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   devices.make_threads()
   if _TRAINS.intersection(config):
     host_memory.keep()

@@ -37,6 +37,7 @@ from searchrl.search.index import exact_device
 from searchrl.search.index import vector_store
 
 DEVICES = 8
+OPTIMIZATION_LEVEL = 1
 
 
 def record(synced, progress, policy_step):

@@ -22,6 +22,8 @@ from searchrl.models import weights
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 
+OPTIMIZATION_LEVEL = 1
+
 
 def number(trajectory):
   """A reward that differs between the samples of a question."""

@@ -40,6 +40,8 @@ from searchrl.search.corpus import Corpus
 from searchrl.trajectory import (
     Action, Passage, Query, ToolCall, ToolResult, Trajectory, Turn)
 
+OPTIMIZATION_LEVEL = 1
+
 PAGE = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'extend.md'
 CORPUS = Corpus((Passage('a', 'Tarn', 'A river that joins another'),
                  Passage('b', 'Lot', 'A river'), Passage('c', 'Alps', 'High')))

@@ -34,6 +34,8 @@ from searchrl.rollouts import records
 from searchrl.runtime import plugins
 from searchrl.trajectory import Trajectory
 
+OPTIMIZATION_LEVEL = 1
+
 MODEL_OF = {  # tokenizer -> a model of the papers
     family: hub_id.partition('/')[2].lower()
     for family, hub_id in family_models.HUB_IDS.items()}

@@ -29,6 +29,7 @@ import loopback
 import question_files_test
 
 DEVICES = 8
+OPTIMIZATION_LEVEL = 1
 
 PATIENCE = 300  # seconds; the machine may do much else
 QUIET = ('--config.train.loggers=()', '--config.train.progress=False',

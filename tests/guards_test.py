@@ -23,6 +23,8 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
 from searchrl.training import learner as learners
 
+OPTIMIZATION_LEVEL = 1
+
 
 def options_of(**actions):
   options = grpo.get_config().guards

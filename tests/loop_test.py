@@ -19,6 +19,8 @@ from searchrl.rollouts import records
 from searchrl.runtime import checkpoint
 from searchrl.runtime import progress as progress_lib
 
+OPTIMIZATION_LEVEL = 1
+
 TIMEOUT_SECS = 0.3
 
 

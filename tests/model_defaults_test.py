@@ -39,6 +39,8 @@ from searchrl.runtime import workdir as workdirs
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage, Question
 
+OPTIMIZATION_LEVEL = 1
+
 CHAT, PLAIN = model_folders.CHAT_DIALOGUE, model_folders.PLAIN_DIALOGUE
 LAPTOP = model_folders.TINY_DIALOGUE
 TEMPLATES = {'chat': chats.QWEN2, 'opens': chats.OPENS_THINKING, 'plain': None,

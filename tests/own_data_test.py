@@ -21,6 +21,8 @@ from searchrl.runtime import metrics
 from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage
 
+OPTIMIZATION_LEVEL = 1
+
 pytestmark = pytest.mark.slow
 
 SOURCES = ('nq', 'hotpotqa')

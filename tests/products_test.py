@@ -28,6 +28,7 @@ import tiny
 import train_test
 
 DEVICES = 8
+OPTIMIZATION_LEVEL = 1
 
 ROUNDED = dataclasses.replace(tiny.CONFIG, matmul_dtype='bfloat16')
 

@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -21,6 +22,8 @@ from searchrl.runtime import checkpoint
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import metrics
 from searchrl.trajectory import Batch
+
+OPTIMIZATION_LEVEL = 1
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLIPPED = ('actor/pg_clipfrac', 'actor/clipfrac_low', 'actor/clipfrac_high')
@@ -60,6 +63,7 @@ EVERYONE = (
     'critic/rewards/mean', 'train/empty_rows', 'timing_s/adv',
     'timing_s/update_actor', 'timing_s/gen', 'timing_s/step',
     'training/rollout_logprobs_diff_max')
+RESUMED = ('configs.ppo', 'configs.mt_grpo')
 NEVER_ALIKE = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
                'search/latency_ms/', 'simulated/secs')
 
@@ -150,14 +154,15 @@ def test_a_config_weights_the_mismatch_of_sampler_and_learner(change, weights):
       algorithms.total(terms), -np.mean(gains * weights), rtol=1e-5, atol=1e-7)
 
 
-def short(name, steps=3):
+def short(name):
   """A recipe's smoke size on small budgets, never evaluated."""
   config = importlib.import_module(name).get_config('smoke')
   config.evaluate.worlds.kinds = ()
   config.rollout.max_length = 320
   config.rollout.budgets.max_turns = 3
-  config.train.update(num_steps=steps, checkpoint_every=10, progress=False,
-                      loggers=())
+  config.train.update(
+      num_steps=3, checkpoint_every=1 if name in RESUMED else 10,
+      keep_checkpoints=10, progress=False, loggers=())
   return config
 
 
@@ -233,12 +238,15 @@ def test_training_on_observations_is_another_run(run, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['configs.ppo', 'configs.mt_grpo'])
+@pytest.mark.parametrize('name', RESUMED)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     run, tmp_path, name):
   whole = run(name)
-  train.run(short(name, steps=1), str(tmp_path))
-  (tmp_path / 'summary.txt').unlink()  # so that the run is not finished
+  shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+  for step in (2, 3):  # as if it was killed after step 1
+    shutil.rmtree(tmp_path / 'checkpoints' / str(step))
+  (tmp_path / 'summary.txt').unlink()
+  shutil.rmtree(tmp_path / 'model')
   train.run(short(name), str(tmp_path))
   assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 3
   assert digests(tmp_path, 3) == digests(whole, 3)

@@ -25,6 +25,8 @@ from searchrl.rollouts import records
 import loopback
 import train_test
 
+OPTIMIZATION_LEVEL = 1
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 

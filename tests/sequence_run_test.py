@@ -11,6 +11,7 @@ from searchrl.jobs import train
 from searchrl.runtime import metrics
 
 DEVICES = 8
+OPTIMIZATION_LEVEL = 1
 
 
 def number(trajectory):

@@ -22,6 +22,8 @@ from searchrl.search.corpus import Corpus
 from searchrl.search.index import bm25
 from searchrl.trajectory import Passage, Scores
 
+OPTIMIZATION_LEVEL = 1
+
 
 def again(play, *, attempts=2):
   """How often the solver is right on the question of each trajectory."""

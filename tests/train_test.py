@@ -28,6 +28,8 @@ from searchrl.search import corpus as corpora
 from searchrl import trajectory as trajectory_lib
 from searchrl.trajectory import Passage, Question
 
+OPTIMIZATION_LEVEL = 1
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMED = ('timing_s/', 'perf/throughput', 'perf/cpu_seconds',
          'search/latency_ms/')

@@ -11,7 +11,7 @@ import pytest
 
 import hlo
 
-OPTIMIZED = True  # how many ops a text has depends on it
+OPTIMIZATION_LEVEL = 3  # how many ops a text has depends on it
 X = jax.ShapeDtypeStruct((64, 256), jnp.float32)
 X_BYTES = 64 * 256 * 4
 
