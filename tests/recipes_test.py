@@ -248,6 +248,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
   (tmp_path / 'summary.txt').unlink()
   shutil.rmtree(tmp_path / 'model')
   train.run(short(name), str(tmp_path))
+  # With its timings: the first step was not repeated.
+  assert steps(tmp_path)[0] == steps(whole)[0]
+  assert steps(tmp_path)[1] != steps(whole)[1]
   assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == 3
   assert digests(tmp_path, 3) == digests(whole, 3)
   one, two = ([{key: value for key, value in line.items()
