@@ -72,6 +72,7 @@ def curve(
     for panel in panels[len(series):]:
       panel.set_visible(False)
     figure.savefig(files[0], dpi=160)
+    figure.set_layout_engine('none')  # the layout is done
     figure.savefig(files[1], metadata={'Date': None})  # reproducible file
   return files
 

@@ -14,6 +14,7 @@ In a hard world many entities have namesakes, and passages use other words than
 queries (`hard`).
 """
 
+import collections
 from collections.abc import Collection, Iterator, Mapping, Set
 import dataclasses
 import functools
@@ -70,9 +71,15 @@ class World:
     They are the name, and those of its aliases that no other name has.
     """
     kind = self.kind_of[name]
-    others = {alias for other in self.entities[kind] if other != name
-              for alias in names.aliases(kind, other)}
-    return (name, *(a for a in names.aliases(kind, name) if a not in others))
+    return (name, *(alias for alias in names.aliases(kind, name)
+                    if self._names_by_alias[kind][alias] == 1))
+
+  @functools.cached_property
+  def _names_by_alias(self) -> dict[str, collections.Counter[str]]:
+    """Number of names that have an alias, by kind and alias."""
+    return {kind: collections.Counter(
+        alias for name in group for alias in {*names.aliases(kind, name)})
+            for kind, group in self.entities.items()}
 
 
 @dataclasses.dataclass(frozen=True)
