@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
+import logging
 import os
 import pathlib
 import sys
@@ -28,7 +29,8 @@ if __name__ == '__main__':
 # pylint: disable=wrong-import-position
 with (progress.phase('Importing JAX') if __name__ == '__main__'
       else contextlib.nullcontext()):
-  from absl import logging
+  from absl import flags
+  from absl import logging as absl_logging
   import jax
 
 from searchrl.runtime import config_fields
@@ -212,10 +214,8 @@ def _workdir(options: argparse.Namespace) -> str:
 def _start(config: Any, verbosity: str) -> None:
   """Prepares the process: signals, logs, threads, memory, compilation cache."""
   signals.raise_at_sigterm()
-  logging.use_absl_handler()
   log.set_level(verbosity)
-  logging.set_verbosity(  # Orbax logs every save
-      verbosity if verbosity in ('debug', 'error') else 'warning')
+  _write_others(verbosity)
   if not os.environ.get('SEARCHRL_TRACEBACK'):
     error_logging.drop_repeated_errors()
   cache = pathlib.Path(os.environ.get(
@@ -236,6 +236,17 @@ def _start(config: Any, verbosity: str) -> None:
   with progress.phase('Waiting for the other processes'):
     processes.initialize()
   progress.DISPLAY.speaks = lambda: processes.is_first() and log.informs()
+
+
+def _write_others(verbosity: str) -> None:
+  """Writes the messages of other packages to stderr, each of them once."""
+  flags.FLAGS.mark_as_parsed()  # else absl says that they have not been
+  flags.FLAGS['logtostderr'].value = True
+  absl_logging.use_absl_handler()
+  absl_logging.set_verbosity(  # Orbax logs every save
+      'warning' if verbosity == 'info' else verbosity)
+  # This package has a handler of its own, beside that of the root.
+  logging.getLogger('huggingface_hub').propagate = False
 
 
 def _job(config: Any, options: argparse.Namespace) -> Callable[..., Any]:

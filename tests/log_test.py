@@ -5,6 +5,7 @@
 import logging
 import re
 
+from absl import logging as absl_logging
 import pytest
 
 from searchrl import main
@@ -61,3 +62,17 @@ def test_the_flag_sets_the_level(tmp_path, capsys):
   assert not log.informs()
   with pytest.raises(SystemExit, match="--verbosity: invalid choice: 'loud'"):
     main.run(['--config=configs/report.py', '--verbosity=loud'])
+
+
+def test_messages_of_other_packages_are_written_once(capsys, monkeypatch):
+  monkeypatch.setattr(  # as the package has when it is imported
+      logging.getLogger('huggingface_hub'), 'handlers',
+      [logging.StreamHandler()])
+  main._write_others('info')
+  logging.getLogger('huggingface_hub.utils').warning('Retrying')
+  logging.getLogger('another.package').warning('slow')
+  logging.getLogger('another.package').info('detail')
+  absl_logging.warning('odd')
+  lines = capsys.readouterr().err.splitlines()
+  assert [line.rpartition('] ')[2] for line in lines] == [
+      'Retrying', 'slow', 'odd']
