@@ -194,7 +194,8 @@ def _print_help(file: str | None, settings: config_fields.Settings) -> None:
     config_fields.add_keywords(config, settings)
     print(f'The fields of {file}, their values and their ranges:\n')
     for field, value, rule in config_fields.fields(config):
-      print(f'  --config.{field}={value!r}'
+      text = repr(value).strip()  # that of an empty ConfigDict ends its line
+      print(f'  --config.{field}={text}'
             + (f'  # {rule.must_be}' if rule else ''))
 
 

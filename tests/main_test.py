@@ -89,7 +89,7 @@ def test_jobs_that_train_keep_the_memory_of_freed_arrays():
         '--config.rollout.budgets.max_prompt_tokens=96', '--config.seed=0',
         '--config.algorithm.dual_clip=None', '--config.optimizer.b1=0.9',
         '--config.rollout.temperature=1.0  # above 0',
-        '--config.search.options={}',
+        '--config.search.options={}\n  --config.',
         "--config.algorithm.name='searchrl.rl.algorithms:dspo'"])])
 def test_help_names_the_fields_or_says_where_they_are(arguments, has):
   found = subprocess.run([sys.executable, '-m', 'searchrl.main', *arguments],
