@@ -114,11 +114,16 @@ def passage_by_hand(line):
     title = title[1:-1]
   if 'contents' not in record:
     title, text = record.get('title'), record.get('text')
-    title = '' if title is None and 'title' in record else title
+    missing = title is None or title != title  # null, or pandas' NaN
+    title = '' if missing and 'title' in record else title
     if isinstance(text, list) and all(isinstance(part, str) for part in text):
       text = '\n'.join(map(str.strip, text))
+    title = title.strip('\r\n') if isinstance(title, str) else title
     if isinstance(text, dict):
       return None
+  elif not text and isinstance(record.get('title'), str) and (
+      record['title'].strip() not in ('', title.strip())):
+    title, text = record['title'].strip('\r\n'), record['contents']
   if not isinstance(title, str) or not isinstance(text, str):
     return None
   return Passage(str(uid), title, text)
@@ -199,7 +204,9 @@ def test_questions_are_read_or_the_line_is_named(dice: Dice):
   for q, record in zip(found, asked, strict=True):
     if isinstance(record.get('question'), str):
       assert q.text == record['question'].strip()
-      assert q.uid.endswith(str(record['id']))
+      uid = record['id']
+      whole = isinstance(uid, float) and uid.is_integer()
+      assert q.uid.endswith(str(int(uid) if whole else uid))
     golds = record.get('golden_answers')
     if isinstance(golds, list) and all(
         isinstance(gold, str) and gold.strip() for gold in golds):
