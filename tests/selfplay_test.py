@@ -257,9 +257,11 @@ PHASES = (  # the file whose appearance the kill follows
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_game_killed_in_every_phase_ends_with_equal_bits(whole, tmp_path):
-  folder = tmp_path / 'run'
+def test_a_game_killed_in_every_phase_ends_with_equal_bits(tmp_path):
+  whole, folder = tmp_path / 'whole', tmp_path / 'run'
   environment = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
+  # A command compiles other programs than a run in the process of the tests.
+  subprocess.run(command(whole), cwd=ROOT, env=environment, check=True)
   for phase in PHASES:
     process = subprocess.Popen(command(folder), cwd=ROOT, env=environment,
                                stderr=subprocess.PIPE, text=True)
