@@ -9,6 +9,7 @@ import pytest
 
 from configs import collect_simulation_data as config_file
 from searchrl.data import conversations
+from searchrl.data import question_files
 from searchrl.papers.zerosearch import collect_simulation_data as job
 from searchrl.rollouts import sampler as samplers
 
@@ -49,6 +50,7 @@ def test_a_killed_collection_goes_on_and_writes_the_same(tmp_path, monkeypatch):
   for name in FILES:
     assert (killed / name).read_bytes() == (whole / name).read_bytes()
     found = lines(whole, name)
+    assert not question_files.has_questions(whole / name)  # for the tuning
     assert found and len(conversations.read(str(whole / name))) == len(found)
     for line in found:
       quality = 'Useful' if line['useful'] else 'Noisy'

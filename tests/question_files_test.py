@@ -83,6 +83,8 @@ def test_a_folder_is_its_files_of_questions_without_the_corpus(tmp_path):
   with pytest.raises(FileNotFoundError,
                      match='holds corpus.jsonl, empty.jsonl'):
     found(str(tmp_path), may_be_folder=True)
+  for name, key in (('a', 'completion'), ('b', 'messages'), ('c', 'segments')):
+    write(tmp_path / f'{name}.jsonl', [{key: [], 'question': {'text': 'who'}}])
   write(tmp_path / 'nq.jsonl', [ROW])
   write(tmp_path / 'bamboogle.jsonl', [ROW])
   assert found(str(tmp_path), may_be_folder=True) == [

@@ -33,6 +33,8 @@ _IDS = ('_id', 'question_id', 'qid')  # HotpotQA and 2Wiki, TriviaQA
 _UNANSWERABLE = {'answerable': (False, 'False', 'false'),
                  'is_impossible': (True, 'True', 'true')}
 _FORM = '{"id", "question", "golden_answers"}'  # form of a line, for errors
+# Keys of conversations, which may have their question beside them.
+_CONVERSATION = {'completion', 'messages', 'segments'}
 _ROWS = 1024  # rows of a parquet file that are read at a time
 Record = dict[str, Any]
 
@@ -109,7 +111,10 @@ def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
 
 
 def has_questions(file: pathlib.Path) -> bool:
-  """Returns whether a file's rows are questions, not passages of a corpus."""
+  """Returns whether a file's rows are questions.
+
+  They are not if they are passages or conversations, which may name a question.
+  """
   if file.suffix in _SEPARATORS:
     return True  # nothing else is read from such a table
   if file.suffix == '.parquet':
@@ -119,7 +124,8 @@ def has_questions(file: pathlib.Path) -> bool:
   place, first = next(jsonl.lines(file), (str(file), '{}'))
   record = jsonl.loads(first, 'JSON', place)
   return isinstance(record, dict) and (
-      'question' in record or bool(forms.detect_format(record)))
+      not _CONVERSATION.intersection(record)
+      and ('question' in record or bool(forms.detect_format(record))))
 
 
 def check_differ(names: Sequence[str], field: str) -> None:
