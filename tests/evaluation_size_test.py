@@ -40,6 +40,8 @@ largest = 0
 class Answers:
   """Two searches, then the gold of every second question."""
 
+  together = False
+
   class tokenizer:
     decode = staticmethod(lambda tokens: 'a text' * (len(tokens) // 2))
 
@@ -47,7 +49,7 @@ class Answers:
     return weight_sync.Synced(params)
 
   def rollout(self, weights, requests, **_):
-    return samplers._of_all(samplers.Rollouts(
+    return samplers._of_all_processes(samplers.Rollouts(
         [played(request) for request in processes.share(requests)], []))
 
 

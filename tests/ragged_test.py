@@ -48,7 +48,8 @@ def test_the_engine_is_the_same_by_the_kernel_of_tpus():
   run = subprocess.run(
       [sys.executable, '-m', 'pytest', '-q', '-n', '0', '--ragged', *names],
       cwd=TESTS.parent, text=True, capture_output=True, check=False)
-  assert f'{len(names)} passed' in run.stdout, run.stdout[-3000:]
+  assert run.returncode == 0, run.stdout[-3000:]  # every name has a test
+  assert 'skipped' not in run.stdout
 
 
 CONFIG = dataclasses.replace(tiny.CONFIG, head_dim=128)
