@@ -291,11 +291,12 @@ QWEN_7B = transformer.TransformerConfig(
 @pytest.mark.filterwarnings('ignore:Error reading persistent compilation')
 @pytest.mark.parametrize('shape, chip, fsdp, tensor, gib', [
     (QWEN_3B, 'v6e', 8, 1, 1.7), (QWEN_3B, 'v6e', 4, 2, 1.3),
-    (QWEN_7B, 'v5e', 64, 1, 2.2)], ids=['3b', '3b-tensor', '7b'])
+    (QWEN_7B, 'v5e', 64, 1, 1.9)], ids=['3b', '3b-tensor', '7b'])
 def test_chips_exchange_no_words_in_a_chunk(shape, chip, fsdp, tensor, gib):
   """Compiled with two layers, for rows of 4,096 tokens, one a chip.
 
-  On 64 chips, a layer's gradients are summed axis by axis, which needs .5 GiB.
+  The update of 7B misses its bound with 2.12 GiB. It needs 1.62 without the
+  sums of a layer's gradients axis by axis, which 64 chips make.
   """
   mesh = meshes.make(
       data=1, fsdp=fsdp, tensor=tensor, devices=devices.to_compile_for(

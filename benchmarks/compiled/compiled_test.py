@@ -329,7 +329,8 @@ def test_what_a_token_sends_between_two_chips():
   block = 128 * 128 * 4
   assert (2 * 2 + 1) * hidden + block <= found.sent <= (
       (2 * 2 + 1) * hidden + block + 128 * 100)
-  of_layers = [x for x in sent if x['where'].startswith('Block')]
+  of_layers = [x for x in sent if x['where'].startswith(
+      ('Block/', 'Block._mlp/'))]
   assert sum(float(x['times']) for x in of_layers) == 4
 
 
