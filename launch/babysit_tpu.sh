@@ -6,10 +6,11 @@
 #   export REPO=https://example.com/searchrl.git
 #   launch/babysit_tpu.sh --config=configs/grpo.py --workdir=/mnt/runs/grpo
 #
-# The variables are those of tpu_pod.sh. The workdir must outlive the slice. Gives
-# up after MAX_RESTARTS (100), or after three runs in a row that end within
-# QUICK_SECS (300), for which restarts are no help. The slice remains when the
-# run is done: delete it. --dry-run, first, prints one round.
+# The variables are those of tpu_pod.sh. The workdir must outlive the slice. All
+# rounds run the commit that REVISION names when the first one starts, if this
+# machine can read REPO. Gives up after MAX_RESTARTS (100), or after three runs in
+# a row that end within QUICK_SECS (300), for which restarts are no help. The
+# slice remains when the run is done: delete it. --dry-run, first, prints one round.
 set -euo pipefail
 pod=$(dirname "$0")/tpu_pod.sh
 
@@ -22,6 +23,18 @@ if [[ ${1:-} == --dry-run ]]; then
   exit
 fi
 
+: "${REPO:?git address that the hosts can clone}"
+repository=$(mktemp -d)
+trap 'rm -rf "$repository"' EXIT
+export GIT_DIR=$repository GIT_TERMINAL_PROMPT=0
+git init --quiet --bare
+if git fetch --quiet --depth 1 "$REPO" "${REVISION:-HEAD}"; then
+  REVISION=$(git rev-parse 'FETCH_HEAD^{commit}')
+  export REVISION
+else
+  echo "This machine cannot read $REPO, so a later round may run newer code." >&2
+fi
+unset GIT_DIR
 restarts=0
 quick=0
 while ((restarts < ${MAX_RESTARTS:-100} && quick < 3)); do

@@ -15,7 +15,8 @@
 # 'sudo mount 10.0.0.2:/runs /mnt/runs' for Filestore. RUNTIME is the image.
 # Project and account are gcloud's; no key is read or stored here. The output of
 # worker i goes to LOGS/i.log. LIBTPU_INIT_ARGS here count more than the flags of
-# the compiler that the README gives for a chip.
+# the compiler that the README gives for a chip. REVISION is the branch, tag or
+# commit of REPO that `setup` checks out, by default the newest of its main branch.
 set -euo pipefail
 here=$(dirname "$0")
 
@@ -69,12 +70,13 @@ case $verb in
     ;;
   setup)
     : "${REPO:?git address that the hosts can clone}"
-    clone="git clone $(printf %q "$REPO") searchrl"
-    clone+=' || git -C searchrl pull --ff-only'
+    clone="[ -d searchrl ] || git clone $(printf %q "$REPO") searchrl"
+    checkout="git -C searchrl fetch origin $(printf %q "${REVISION:-HEAD}")"
+    checkout+=' && git -C searchrl checkout --quiet --detach FETCH_HEAD'
     install='python3 -m pip install --quiet uv && cd searchrl'
     install+=' && python3 -m uv venv --allow-existing --python 3.12 .venv'
     install+=" && python3 -m uv pip install --quiet -e '.[tpu]'"
-    on_all "${MOUNT:+($MOUNT) && }($clone) && $install"
+    on_all "${MOUNT:+($MOUNT) && }($clone) && $checkout && $install"
     ;;
   run)
     ((dry)) || mkdir -p "$logs"

@@ -315,33 +315,53 @@ GCLOUD = '''case "$*" in
 esac'''
 
 
+COMMIT = ('git', '-c', 'user.name=a', '-c', 'user.email=a@b.c', 'commit',
+          '--quiet', '--allow-empty', '--message=.')
+
+
+def repository(folder):
+  """Makes a git repository of one commit; returns the commit."""
+  subprocess.run(['git', 'init', '--quiet', folder], check=True)
+  subprocess.run(COMMIT, cwd=folder, check=True)
+  return subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=folder, check=True,
+                        capture_output=True, text=True).stdout.strip()
+
+
 def babysit(tmp_path, run, **variables):
   """(what became of it, what was done to the slice), after a preemption."""
   (tmp_path / 'state').write_text('SUSPENDED\n')
+  variables = {**VARIABLES['babysit_tpu.sh'], 'REPO': str(tmp_path / 'repo'),
+               **variables}
   stand_in(tmp_path, 'gcloud', does=GCLOUD.format(folder=tmp_path, run=run))
   done = launch(
       'babysit_tpu.sh', *FLAGS, path=str(tmp_path), POLL_SECS='0',
-      LOGS=str(tmp_path / 'logs'), **VARIABLES['babysit_tpu.sh'], **variables)
+      LOGS=str(tmp_path / 'logs'), **variables)
   verbs = re.findall(r'queued-resources (create|delete)|(run\.sh|git clone)',
                      (tmp_path / 'log').read_text())
   return done, [queue or ssh for queue, ssh in verbs]
 
 
 def test_babysitting_a_tpu_creates_and_runs_until_it_is_done(tmp_path):
+  """All rounds run one commit, though the branch goes on meanwhile."""
+  commit = repository(tmp_path / 'repo')
   flag = tmp_path / 'once'
   done, verbs = babysit(  # the first run ends by a preemption
       tmp_path, f'[[ -e {flag} ]] || {{ touch {flag}; '
+      f'(cd {tmp_path / "repo"} && {" ".join(COMMIT)}); '
       f'echo SUSPENDED >{tmp_path}/state; exit 255; }}')
   assert done.returncode == 0, done.stderr
   once = ['delete', 'create', 'git clone', 'run.sh']
   assert verbs == 2 * once
   assert 'my-tpu still costs' in done.stdout
+  assert (tmp_path / 'log').read_text().count(f'fetch origin {commit} &&') == 2
 
 
 def test_babysitting_gives_up_on_what_no_restart_mends(tmp_path):
-  done, verbs = babysit(tmp_path, 'exit 1')
+  done, verbs = babysit(tmp_path, 'exit 1', REVISION='v1')
   assert done.returncode == 1 and 'Gives up' in done.stderr
   assert verbs.count('run.sh') == 3
+  assert 'a later round may run newer code' in done.stderr  # no repository
+  assert (tmp_path / 'log').read_text().count('fetch origin v1 &&') == 3
 
 
 def test_tpu_pod_gives_the_compiler_the_flags_of_the_chip(tmp_path):
@@ -368,7 +388,8 @@ def test_tpu_pod_passes_the_slice_the_host_and_the_flags(tmp_path):
   assert ('queued-resources create my-tpu --zone=us-west4-a --node-id=my-tpu '
           '--accelerator-type=v5litepod-16 '
           '--runtime-version=v2-alpha-tpuv5-lite --spot') in text
-  assert '--worker=all --command=(mount it) && (git clone https://' in text
+  assert ('--worker=all --command=(mount it) && ([ -d searchrl ] || git clone '
+          'https://' in text)
   assert "exec launch/run.sh --config=configs/grpo.py" in text
   assert r"--config.data.mix=\'\(1\,\ 2\)\'" in text  # as it was given
   assert '&& echo $$ >~/searchrl.pid && exec launch/run.sh' in text
