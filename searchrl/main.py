@@ -31,7 +31,7 @@ with (progress.phase('Importing JAX') if __name__ == '__main__'
       else contextlib.nullcontext()):
   from absl import flags
   from absl import logging as absl_logging
-  import jax
+  from searchrl.runtime import compilation_cache  # imports JAX
 
 from searchrl.runtime import config_fields
 from searchrl.runtime import config_files
@@ -219,18 +219,7 @@ def _start(config: Any, verbosity: str) -> None:
   _write_others(verbosity)
   if not os.environ.get('SEARCHRL_TRACEBACK'):
     error_logging.drop_repeated_errors()
-  cache = pathlib.Path(os.environ.get(
-      'JAX_COMPILATION_CACHE_DIR',
-      pathlib.Path.home() / '.cache' / 'searchrl' / 'xla'))
-  try:
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-  except OSError as error:
-    raise ValueError(
-        'JAX_COMPILATION_CACHE_DIR must be a folder that can be written, by '
-        f'default one in your home, but {cache} is none: {error}. Set it to '
-        'another.') from error
-  jax.config.update('jax_compilation_cache_dir', str(cache))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  compilation_cache.start()
   devices.make_threads()
   if _TRAINS.intersection(config):
     host_memory.keep()
