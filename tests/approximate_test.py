@@ -356,6 +356,13 @@ def test_options_of_scann_are_checked(tmp_path, options, message):
     scann_index.build(vector_store.InMemory(np.eye(3)), tmp_path, **options)
 
 
+def test_an_index_that_cannot_be_written_is_an_os_error(tmp_path):
+  pytest.importorskip('faiss')
+  with pytest.raises(OSError, match='missing/.* cannot be written: '):
+    hnsw.build(vector_store.InMemory(np.eye(3, dtype=np.float32)),
+               tmp_path / 'missing', links=4, construction=8)
+
+
 @pytest.mark.parametrize('options', [dict(links=1), dict(construction=1)])
 def test_options_of_hnsw_are_checked(tmp_path, options):
   pytest.importorskip('faiss')

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """cache: the answers of the engine, asked once; damage is never shown."""
 
+import functools
 import multiprocessing
+import pathlib
 import sqlite3
+from unittest import mock
 
 import pytest
 import tiny
@@ -172,6 +175,56 @@ def test_processes_share_a_file(tmp_path):
   keys = [(f'{i}', 2) for i in range(60)]
   assert ask(search, *keys) == [answer(*key) for key in keys]
   assert not engine.asked
+
+
+def test_a_file_is_a_cache_at_once_or_not_yet(tmp_path):
+  """A process that dies while it makes the file leaves none of its parts."""
+  path = tmp_path / 'c.sqlite'
+  seen = []
+
+  class Connection(sqlite3.Connection):
+    def execute(self, *arguments):
+      with sqlite3.connect(path) as other:  # what the others see meanwhile
+        seen.append((
+            other.execute('SELECT name FROM sqlite_master').fetchall(),
+            other.execute('PRAGMA user_version').fetchone()))
+      return super().execute(*arguments)
+
+  with mock.patch.object(cache, 'sqlite3', wraps=sqlite3) as module:
+    module.connect = functools.partial(sqlite3.connect, factory=Connection)
+    store = cache.Store(path)
+  store.write('i', {('a', 1): [1]})
+  assert {(len(names), version) for names, (version,) in seen} == {
+      (0, 0), (1, cache._FORMAT)}
+
+
+def _open_at_once(path, barrier):
+  for number in range(20):
+    barrier.wait(60)
+    cache.Store(pathlib.Path(f'{path}{number}'))
+
+
+def test_processes_open_a_new_file_together(tmp_path):
+  context = multiprocessing.get_context('spawn')
+  barrier = context.Barrier(4)
+  group = [context.Process(target=_open_at_once, args=(
+      tmp_path / 'c', barrier)) for _ in range(4)]
+  for process in group:
+    process.start()
+  for process in group:
+    process.join(120)
+  assert [process.exitcode for process in group] == [0] * 4
+
+
+def test_a_file_that_stays_locked_is_named(tmp_path, monkeypatch):
+  monkeypatch.setattr(cache, '_PATIENCE_SECS', 0.1)
+  path = tmp_path / 'c.sqlite'
+  with sqlite3.connect(path) as other:
+    other.execute('BEGIN EXCLUSIVE')
+    with pytest.raises(OSError, match='c.sqlite is locked by another process'):
+      cache.Store(path)
+    other.rollback()
+  cache.Store(path)
 
 
 def test_it_waits_for_the_search_inside():

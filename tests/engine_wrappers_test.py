@@ -4,13 +4,15 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import tiny
 
 from searchrl.search import fusion
 from searchrl.search import rerank
 from searchrl.search import engine_wrappers
-from searchrl.trajectory import Action, Passage, Query, SearchError, Turn
+from searchrl.trajectory import (
+    Action, Passage, Query, SearchError, ToolCall, ToolResult, Turn)
 
 
 def query(text='river'):
@@ -58,6 +60,36 @@ def test_a_wrong_number_of_results_is_typed(results):
       'bad_response', f'{len(results)} results for 2 queries')
   found = engine_wrappers.with_typed_errors(lambda queries: results)([query()] * 2)
   assert found == [error] * 2
+
+
+@pytest.mark.parametrize('result', [
+    None, 'river', {}, (None,), ('river',), ({'text': 'a'},),
+    (Passage('a', 'T', None),), (Passage(3, 'T', 'x'),),
+    (Passage('a', 'T', 'x', float('nan')),), (Passage('a', 'T', 'x', '1'),),
+    ToolResult('x')])
+def test_a_result_of_another_type_is_typed(result):
+  right = (Passage('a', 'T', 'x', 1.0),)
+  found = engine_wrappers.with_typed_errors(lambda queries: [right, result])(
+      [query()] * 2)
+  assert found[0] == right and found[1].kind == 'bad_response'
+  assert found[1].detail.startswith('Passages with texts and scores must be ')
+
+
+@pytest.mark.parametrize('result', [
+    None, 'x', 3, (), ToolResult(3), ToolResult('x', passages=('y',))])
+def test_a_result_of_a_tool_is_typed_too(result):
+  right = ToolResult('x', passages=(Passage('a', 'T', 'x', 1.0),))
+  calls = [ToolCall('echo', {}, tiny.question())] * 2
+  found = engine_wrappers.with_typed_errors(lambda _: [right, result])(calls)
+  assert found[0] == right and found[1].kind == 'bad_response'
+  assert found[1].detail.startswith('a ToolResult must be returned')
+
+
+def test_passages_are_at_most_top_k_and_have_scores_of_python():
+  many = [Passage(f'{n}', 'T', 'x', np.float32(n) / 4) for n in range(9)]
+  found, = engine_wrappers.with_typed_errors(lambda queries: [many])([query()])
+  assert found == tuple(many[:2]) and isinstance(found, tuple)
+  assert [type(passage.score) for passage in found] == [float] * 2
 
 
 def test_the_user_can_stop_a_run():

@@ -220,6 +220,20 @@ def test_a_cancelled_stream_leaves_its_slots(held, alone):
   assert following.all()[0] == alone[0]
 
 
+def test_cancelled_choices_leave_their_places_in_the_queue(held, alone):
+  slow, generator = held
+  Received(generator, CHOICES[:4])
+  wait_for(lambda: generator.running == 4)
+  dropped = Received(generator, CHOICES[4:9])
+  with pytest.raises(generation.Full):
+    Received(generator, CHOICES[:2])
+  dropped.stream.cancel()
+  following = Received(generator, CHOICES[:2])
+  assert generator.waiting == 2
+  slow.go.release(1000)
+  assert following.all() == dict(enumerate(alone[:2]))
+
+
 def test_closing_finishes_what_was_asked_and_takes_no_more(held, alone):
   slow, generator = held
   stream = Received(generator, CHOICES[:6])

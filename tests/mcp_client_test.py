@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """mcp_client: a server written by others, and one that breaks."""
 
+from concurrent import futures
 import os
 import pathlib
 import signal
@@ -103,6 +104,21 @@ def test_a_late_answer_is_a_timeout(server):
   assert quick == ToolResult('waited')
   assert isinstance(late, SearchError) and late.kind == 'timeout'
   assert time.monotonic() - start < 50
+
+
+def test_a_late_call_does_not_end_another_one(server):
+  """Which began later on the same connection, and is still in time."""
+  pid, wait = mcp_client.make(
+      command=server, names=('pid', 'wait'), call_secs=8)
+  with futures.ThreadPoolExecutor() as pool:
+    late = pool.submit(wait.call, [call('wait', secs=60)])
+    time.sleep(5)
+    in_time = pool.submit(wait.call, [call('wait', secs=5)])
+    assert in_time.result() == [ToolResult('waited')]
+    error, = late.result()
+  assert error.kind == 'timeout'
+  pid.call.wait()
+  assert isinstance(pid.call([call('pid')])[0], ToolResult)
 
 
 def test_a_run_does_not_wait_for_ever(server):

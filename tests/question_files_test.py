@@ -158,6 +158,21 @@ def test_missing_columns_are_named_with_those_that_are_there(tmp_path):
     questions_lib.read(file)
 
 
+def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path):
+  parquet = pytest.importorskip('pyarrow.parquet')
+  pyarrow = pytest.importorskip('pyarrow')
+  file = tmp_path / 'a.parquet'
+  parquet.write_table(pyarrow.Table.from_pylist([
+      {'id': f'{n}', 'question': f'who is {n}' * 20, 'golden_answers': ['x']}
+      for n in range(99)]), file)
+  data = bytearray(file.read_bytes())
+  data[200:400] = bytes(200)
+  file.write_bytes(data)
+  with pytest.raises(ValueError, match='a.parquet must be a whole parquet '
+                     'file, but: .* Fetch or write it again'):
+    list(questions_lib.read(file))
+
+
 def test_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'pyarrow', None)
   (tmp_path / 'a.parquet').write_bytes(b'')

@@ -172,6 +172,7 @@ def test_golden_answers_that_nobody_needs_may_be_blank(tmp_path, golds):
     ({'metadata': {'supporting_facts': {'title': ['A', 'B', 'A'],
                                         'sent_id': [0, 1, 2]}}}, ('A', 'B')),
     ({'supporting_facts': [['A', 0], ['B', 1]]}, ('A', 'B')),
+    ({'supporting_facts': '[["A", 0], ["B", 1]]'}, ('A', 'B')),  # 2Wiki
     ({'metadata': {'passages': None, 'supporting_facts': None}}, ()), ({}, ())])
 def test_gold_passages_are_read_as_data_sets_name_them(tmp_path, fields, names):
   parquet = pytest.importorskip('pyarrow.parquet')
@@ -189,6 +190,9 @@ def test_gold_passages_are_read_as_data_sets_name_them(tmp_path, fields, names):
 
 @pytest.mark.parametrize('fields', [
     '"supporting_facts": 3', '"supporting_facts": [[]]',
+    '"supporting_facts": ["Paris", "Lyon"]', '"supporting_facts": "Paris"',
+    '"metadata": {"passages": "city-299"}',
+    '"metadata": {"supporting_facts": {"title": "Paris"}}',
     '"metadata": {"supporting_facts": {}, "passages": 3}'])
 def test_gold_passages_of_another_form_are_refused(tmp_path, fields):
   with pytest.raises(ValueError, match='nq.jsonl, line 1 must be'):

@@ -188,6 +188,7 @@ def test_health_asks_the_engine_and_names_the_corpus():
     broken.set()
     assert ask(server, queries=['a'])[0] == 503
     server._answered = float('-inf')  # long ago
+    assert ask(server, queries=[])[0] == 200  # which does not ask the engine
     status, _, found = ask(server, '/health', 'GET')
     assert (status, found) == (503, {'status': 'failing', **about})
     broken.clear()

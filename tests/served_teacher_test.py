@@ -139,6 +139,18 @@ def test_the_stop_string_is_the_one_that_makes_an_action():
   assert close('I do not know') == 'I do not know'
 
 
+@pytest.mark.parametrize('finish', ['stop', 'length', None])
+def test_a_turn_that_is_cut_off_is_not_closed(finish):
+  text = '<search> who wrote the novel that inspired the fil'
+  body = json.dumps({'choices': [{
+      'message': {'content': text}, 'finish_reason': finish}]}).encode()
+  with faulty.Server([], lambda *_: body) as server:
+    teacher = served_teacher.Teacher(
+        dialogues.tags(), chats.qwen(), url=server.url, **OPTIONS)
+    turn = teacher(Request(tiny.question()), ())
+  assert turn == text + '</search>' * (finish != 'length')
+
+
 def test_bad_options_are_named(data, tmp_path):
   config = demonstrate_test.config(
       data, demonstrate_test.TINY, source='teacher')

@@ -27,6 +27,7 @@ from searchrl.trajectory import (
 ADD = Tool('add', 'Adds two numbers.', {
     'type': 'object', 'required': ['a'], 'properties': {
         'a': {'type': 'string'}, 'b': {'type': 'integer'}}})
+NOW = Tool('now', 'Returns the time.', {'type': 'object', 'properties': {}})
 TOOLS = (dialogues.SEARCH, ADD)
 TAGS = dialogues.tags('q: {question}\n', TOOLS)
 
@@ -49,6 +50,36 @@ def test_a_tool_has_a_tag(text, action):
   if '<add>' in text and text.startswith('<add>'):
     # Without the tool, its tag is plain text.
     assert tag_parser.parse_tags(text) == Action('invalid')
+
+
+@pytest.mark.parametrize('text, action', [
+    ('<now>  </now>', Action('now', ('',), {})),
+    ('<now></now>', Action('now', ('',), {})),
+    ('<now>{}</now>', Action('now', ('{}',), {})),
+    ('<think> a </think>\n<now> </now>.', Action('now', ('',), {})),
+    ('<add>  </add>', Action('invalid')),
+    ('<search> </search>', Action('invalid')),
+])
+def test_a_tool_without_parameters_is_called_as_the_prompt_shows(text, action):
+  tools_ = (*TOOLS, NOW)
+  dialogue = dialogues.with_tools(fakes.TOKENIZER, tools_)
+  assert '<now>  </now>: Returns the time.' in dialogue.template
+  assert dialogue.parse(text) == action
+
+
+def test_half_a_character_is_no_argument_of_a_call():
+  """No server and no file would take it, so the text is the argument."""
+  text = '{"a": "\\ud800"}'
+  assert TAGS.parse(f'<add>{text}</add>') == Action('add', (text,), {'a': text})
+  whole = '{"a": "\\ud83d\\ude00"}'
+  assert TAGS.parse(f'<add>{whole}</add>').arguments == {'a': '\U0001f600'}
+
+
+def test_a_description_with_the_placeholder_is_refused():
+  tool = Tool('sum', 'Adds {question}.', {})
+  with pytest.raises(ValueError, match="'{question}' once, but has it 2 times: "
+                     ".* The description of the tool sum has it."):
+    dialogues.with_tools(fakes.TOKENIZER, (tool,))
 
 
 def test_the_search_alone_is_as_it_was():

@@ -5,6 +5,7 @@
 import http.server
 import json
 import threading
+import time
 
 import pytest
 
@@ -58,11 +59,25 @@ def test_an_expression_has_its_value(expression, value):
 @pytest.mark.parametrize('expression', [
     '1 / 0', 'a + 1', '__import__("os").system("ls")', '9**9**9**9', '(' * 300,
     '1 ' * 400, '"a" * 3', 'True', '', '[1, 2]', '().__class__', '1e308 * 10',
-    'lambda: 1', '\x00', '10**5000'])
+    'lambda: 1', '\x00', '10**5000', '3999999^3999999', '9^9999*9^9999',
+    '*'.join(['9^3000'] * 60), '1<<9999<<9999', '(-7)^4000000',
+    'round(7, -3999999)', 'round(1e300, -99999999)'])
 def test_any_other_expression_is_a_wrong_call(expression):
   calculate = bound('calculate').tools['calculate']
   result, = calculate([call('calculate', expression=expression)])
   assert result.is_error and result.text.startswith('Error: ')
+
+
+def test_large_numbers_are_refused_before_they_are_computed():
+  """With them, all threads of the process would wait for minutes."""
+  calculate = bound('calculate').tools['calculate']
+  start = time.process_time()
+  results = calculate([call('calculate', expression=text) for text in (
+      '+'.join(['3999999^3999999'] * 30), '2^9000*2^990', 'round(7.25, 1)')])
+  assert time.process_time() - start < 5
+  assert results[0].text == ('Error: this cannot be computed: ValueError: a '
+                             'number is too large.')
+  assert [r.text for r in results[1:]] == [str(2**9990), '7.2']
 
 
 def test_arguments_are_checked_by_the_schema():
@@ -123,6 +138,26 @@ def test_a_document_is_read_in_windows():
     assert pages[0].passages == (Passage('d0', 'Long one', texts[0]),)
     assert end == (f'Error: the document has {len(pages)} pages, and page '
                    f'{len(pages) + 1} is none of them.')
+
+
+def test_equal_pages_are_read_one_after_the_other():
+  text = ' '.join(['word'] * 60 + ['end'])
+  reader = bound('open', corpus=Corpus((Passage('a', '', text),))).tools['open']
+  pages, _ = read_all(reader, 'a')
+  texts = [page.text.split('\n', 1)[1] for page in pages]
+  assert ' '.join(texts) == text and len({*texts}) < len(texts) > 3
+  for given, next_page in (({'page': 2}, 3), ({'find': 'word'}, 2),
+                           ({'page': 3, 'find': 'word'}, 4)):
+    said = Turn((1,), (0.,), Action('open', (), {'id': 'a', **given}), (2,),
+                pages[given.get('page', 1) - 1].passages)
+    assert reader([call('open', (said,), id='a')]) == [pages[next_page - 1]]
+
+
+def test_a_page_may_be_a_float_without_a_fraction():
+  """The schema's integers include it, and a JSON library may write it."""
+  reader = bound('open', corpus=CORPUS).tools['open']
+  assert reader([call('open', id='d0', page=2.0)]) == reader(
+      [call('open', id='d0', page=2)])
 
 
 def test_a_text_is_found_in_a_document():

@@ -4,6 +4,8 @@
 
 import json
 import logging
+import resource
+import signal
 import urllib.parse
 
 import faulty
@@ -148,6 +150,24 @@ def test_a_torn_last_line_is_left_out_and_written_again(tmp_path):
     ask(client(server, mode='record', tape=str(tape)), 'b')
   replay = web.web(mode='replay', tape=str(tape))
   assert ask(replay, 'a', 'b') == [found_for('a'), found_for('b')]
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path):
+  path = tmp_path / 'tape.jsonl'
+  tape = web.Tape(path, repair=True)
+  passages = (Passage('p', 'T' * 5000, 'text'),)
+  tape.add(('a', 1), passages)
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  try:  # as a full disk: a part of the line can be written
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, limits[1]))
+    with pytest.raises(OSError, match='File too large'):
+      tape.add(('b', 1), passages)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+  tape.add(('c', 1), passages)
+  assert web.Tape(path).known == {('a', 1): passages, ('c', 1): passages}
 
 
 @pytest.mark.parametrize('line', [

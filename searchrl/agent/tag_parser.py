@@ -6,7 +6,7 @@ A turn is read up to its first stop string (`until_stop`), because a token such
 as `>.` may have further characters after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import dataclasses
 import functools
 import json
@@ -61,7 +61,8 @@ def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
 
   The turn is read up to the first closing tag of a tool or of an answer. The
   action is the block that this tag closes, if the block is not empty and has no
-  other tag inside. Everything else is invalid. A block inside <think> also
+  other tag inside. The block of a tool without parameters may be empty.
+  Everything else is invalid. A block inside <think> also
   counts, because the engine stops at its closing tag. In Search-R1 it counts as
   well, as the first match.
 
@@ -70,7 +71,9 @@ def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
     tools: Tools that the policy may call; (): the search only.
   """
   names = tuple(tool.name for tool in tools) or ('search',)
-  action = closing_block(until_stop(text, tag_stops(names)), names)
+  action = closing_block(
+      until_stop(text, tag_stops(names)), names,
+      {tool.name for tool in tools if not tool.first_parameter})
   if not action.is_call or action.is_search:
     return action
   tool = next(tool for tool in tools if tool.name == action.kind)
@@ -81,25 +84,30 @@ def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
 def _arguments(tool: Tool, text: str) -> dict[str, Any]:
   """Returns the arguments between a tool's tags.
 
-  A JSON object gives them by name. Any other text is the first argument.
+  A JSON object gives them by name. Any other text is the first argument. So is
+  an object with half a surrogate pair, which no other program would read.
   """
   try:
     arguments = json.loads(text)
+    json.dumps(arguments, ensure_ascii=False).encode()
   except (ValueError, RecursionError):
     arguments = None
-  return arguments if isinstance(arguments, dict) else {
-      tool.first_parameter: text}
+  if isinstance(arguments, dict):
+    return arguments
+  return {tool.first_parameter: text} if text else {}
 
 
-def closing_block(text: str, names: tuple[str, ...] = ('search',)) -> Action:
+def closing_block(text: str, names: tuple[str, ...] = ('search',),
+                  without_text: Collection[str] = ()) -> Action:
   """Returns the action whose block ends a text, or an invalid action.
 
   Args:
     text: Text of a turn, as `until_stop` cuts it.
     names: Names of the tools that have tags.
+    without_text: Names of the tools whose block may be empty.
   """
   match = _action_pattern(names).search(text)
-  if match is None or not match[2].strip():
+  if match is None or not match[2].strip() and match[1] not in without_text:
     return Action('invalid')
   return Action(match[1], (match[2].strip(),))
 

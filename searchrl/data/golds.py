@@ -69,24 +69,36 @@ def passages(record: Mapping[str, Any], metadata: Mapping[str, Any]
   """Returns the ids or titles of the passages that have the answer's facts.
 
   They are the metadata's `passages`, and the titles in `supporting_facts`.
-  HotpotQA and 2Wiki publish the latter as pairs (title, sentence). FlashRAG
-  publishes it in the metadata as {"title": [...], ...}.
+  HotpotQA and 2Wiki publish the latter as pairs (title, sentence), 2Wiki as
+  their JSON text. FlashRAG's metadata has it as {"title": [...], ...}.
 
   Args:
     record: Row of a file of questions.
     metadata: Metadata of the row.
 
   Raises:
-    TypeError, IndexError, KeyError: One of these fields has another form.
+    TypeError, ValueError, LookupError: One of these fields has another form.
   """
   facts = metadata.get('supporting_facts') or record.get(
       'supporting_facts') or ()
+  facts = json.loads(facts) if isinstance(facts, str) else facts
   titles = facts['title'] or () if isinstance(facts, Mapping) else [
-      fact['title'] if isinstance(fact, Mapping) else fact[0]
-      for fact in facts]
+      fact['title'] if isinstance(fact, Mapping) else _listed(fact)[0]
+      for fact in _listed(facts)]
+  passages = _listed(metadata.get('passages') or ())
   return tuple(dict.fromkeys(
-      text(name) for name in (*(metadata.get('passages') or ()), *titles)
-      if name))
+      text(name) for name in (*passages, *_listed(titles)) if name))
+
+
+def _listed(values: Any) -> Any:
+  """Returns the values unchanged.
+
+  Raises:
+    TypeError: They are one text, whose characters would be taken for values.
+  """
+  if isinstance(values, str):
+    raise TypeError(f'a list is {values!r:.60}')
+  return values
 
 
 def text(value: Any) -> str:

@@ -222,11 +222,16 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
         f'{file} must have the columns of Search-R1 or FlashRAG, but lacks '
         f'{", ".join(lacks)}; it has {", ".join(names)}.')
   number = itertools.count(1)
-  for batch in table.iter_batches(batch_size=_ROWS, columns=[
+  batches = table.iter_batches(batch_size=_ROWS, columns=[
       name for name in columns  # a prompt is long, and has the question
-      if name != 'prompt' or 'question' not in names]):
-    for row in batch.to_pylist():
-      yield f'{file}, row {next(number)}', row
+      if name != 'prompt' or 'question' not in names])
+  try:
+    for batch in batches:
+      for row in batch.to_pylist():
+        yield f'{file}, row {next(number)}', row
+  except OSError as error:  # a damaged page
+    raise ValueError(f'{file} must be a whole parquet file, but: {error} Fetch '
+                     'or write it again.') from error
 
 
 def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:

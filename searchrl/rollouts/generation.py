@@ -202,6 +202,8 @@ class Generator:
     with self._changed:
       if self._closing:
         raise Closed
+      self._queue = collections.deque(
+          entry for entry in self._queue if not entry[0].is_cancelled)
       if len(self._queue) + len(choices) > self._room:
         raise Full
       self._queue.extend(

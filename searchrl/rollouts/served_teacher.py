@@ -67,13 +67,14 @@ class Teacher:
     body = self._fields | {
         'messages': self.messages(request, turns),
         'seed': 1000 * request.sample + len(turns)}
-    text = self._calls.call(read_text, body=json.dumps(body).encode())
-    if isinstance(text, SearchError):
+    turn = self._calls.call(read_turn, body=json.dumps(body).encode())
+    if isinstance(turn, SearchError):
       raise ConnectionError(
-          f'the server at teacher.url must answer, but failed with {text.kind} '
-          f'({text.detail}). Start it or correct teacher.url, and run the same '
+          f'the server at teacher.url must answer, but failed with {turn.kind} '
+          f'({turn.detail}). Start it or correct teacher.url, and run the same '
           'command to go on.')
-    return close(text.lstrip(), self._dialogue)
+    text, is_cut = turn
+    return text.lstrip() if is_cut else close(text.lstrip(), self._dialogue)
 
   def messages(self, request: Request, turns: Sequence[Turn]
               ) -> list[dict[str, str]]:
@@ -149,7 +150,14 @@ def close(text: str, dialogue: Dialogue) -> str:
 
 
 def read_text(body: bytes) -> str:
-  """Returns the text in a chat completion, which may be empty.
+  """Returns the text in a chat completion; see `read_turn`."""
+  return read_turn(body)[0]
+
+
+def read_turn(body: bytes) -> tuple[str, bool]:
+  """Returns the text in a chat completion, and whether its end was cut off.
+
+  The text may be empty. It is cut where it reaches `max_tokens`.
 
   Args:
     body: Body of the server's response.
@@ -158,6 +166,6 @@ def read_text(body: bytes) -> str:
     Malformed: The body is not a chat completion.
   """
   match wire.read_object(body, 'the response'):
-    case {'choices': [{'message': {'content': str(text)}}, *_]}:
-      return text
+    case {'choices': [{'message': {'content': str(text)}, **choice}, *_]}:
+      return text, choice.get('finish_reason') == 'length'
   raise Malformed('choices[0].message.content must be a text.')

@@ -17,6 +17,7 @@ import json
 import pathlib
 import sqlite3
 import threading
+import time
 from typing import Any, TypeVar
 
 from searchrl.runtime import option_rules
@@ -24,6 +25,7 @@ from searchrl.search import engine_wrappers
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
 _FORMAT = 1
+_PATIENCE_SECS = 30
 _Key = tuple[str, int]  # text, top_k
 Key = TypeVar('Key', bound=tuple)  # what JSON can hold
 
@@ -131,15 +133,22 @@ class Store:
 
   Raises:
     ValueError: The file is not a cache of this format, or is damaged.
+    OSError: Another process has locked the file for 30 seconds.
   """
 
   def __init__(self, path: pathlib.Path, field: str = 'search.options.path'):
     self._path, self._lock, self._field = path, threading.Lock(), field
     self.faults = engine_wrappers.Counts()
     path.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
     try:
-      self._db = sqlite3.connect(path, timeout=30, check_same_thread=False)
-      self._open()
+      self._db = sqlite3.connect(
+          path, timeout=_PATIENCE_SECS, check_same_thread=False)
+      while not self._open():  # another process makes it
+        if time.monotonic() > start + _PATIENCE_SECS:
+          raise OSError(f'{path} is locked by another process. Wait until that '
+                        'process has ended.')
+        time.sleep(0.05)
     except sqlite3.DatabaseError as error:
       raise self._not_a_cache(str(error)) from error
 
@@ -181,22 +190,34 @@ class Store:
       except sqlite3.DatabaseError:  # a full disk must not lose results
         self.faults.add(unwritten=len(rows))
 
-  def _open(self) -> None:
-    self._db.execute('PRAGMA journal_mode=WAL')
+  def _open(self) -> bool:
+    """Returns whether the file could be opened; if not, it is locked.
+
+    Raises:
+      ValueError: See the class.
+    """
+    try:
+      self._db.execute('PRAGMA journal_mode=WAL')
+    except sqlite3.OperationalError as error:
+      if 'locked' in str(error):
+        return False
+      raise
     self._db.execute('PRAGMA synchronous=NORMAL')  # a crash may lose records
-    tables = {name for name, in self._db.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table'")}
-    version, = self._db.execute('PRAGMA user_version').fetchone()
-    if tables and (tables != {'answers'} or version != _FORMAT):
-      raise self._not_a_cache(f'it holds {sorted(tables)}, format {version}')
-    if not tables:
-      with self._db:
-        self._db.execute('CREATE TABLE IF NOT EXISTS answers (name TEXT '
-                         'PRIMARY KEY, record BLOB, digest TEXT) WITHOUT ROWID')
+    with self._db:  # one transaction, for processes that open it together
+      self._db.execute('BEGIN IMMEDIATE')
+      tables = {name for name, in self._db.execute(
+          "SELECT name FROM sqlite_master WHERE type = 'table'")}
+      version, = self._db.execute('PRAGMA user_version').fetchone()
+      if tables and (tables != {'answers'} or version != _FORMAT):
+        raise self._not_a_cache(f'it holds {sorted(tables)}, format {version}')
+      if not tables:
+        self._db.execute('CREATE TABLE answers (name TEXT PRIMARY KEY, '
+                         'record BLOB, digest TEXT) WITHOUT ROWID')
         self._db.execute(f'PRAGMA user_version = {_FORMAT}')
     verdict, = self._db.execute('PRAGMA quick_check(1)').fetchone()
     if verdict != 'ok':
       raise self._not_a_cache(verdict)
+    return True
 
   def _not_a_cache(self, reason: str) -> ValueError:
     return ValueError(

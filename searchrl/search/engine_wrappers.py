@@ -14,10 +14,13 @@ An engine that calls inner engines passes all of these on.
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import math
+import numbers
 import threading
 from typing import Any
 
-from searchrl.trajectory import Passages, Query, SearchError, SearchFn
+from searchrl.trajectory import (
+    Passage, Passages, Query, SearchError, SearchFn, ToolCall, ToolResult)
 
 
 class Counts:
@@ -145,8 +148,9 @@ def with_typed_errors(search: SearchFn) -> Wrapped:
 
   If `search` raises, each query gets SearchError('unavailable'). If it returns
   another number of results than there are queries, each query gets
-  SearchError('bad_response'). Time is not limited here; the code that calls the
-  result has to limit it.
+  SearchError('bad_response'), and so does a query with a result of another
+  type. Passages beyond `top_k` are left out. Time is not limited here; the code
+  that calls the result has to limit it.
   """
 
   def safe(queries: Sequence[Query]) -> list[Passages | SearchError]:
@@ -158,6 +162,37 @@ def with_typed_errors(search: SearchFn) -> Wrapped:
     if len(results) != len(queries):
       detail = f'{len(results)} results for {len(queries)} queries'
       return [SearchError('bad_response', detail)] * len(queries)
-    return results
+    return list(map(_typed, results, queries))
 
   return Wrapped(safe, (search,))
+
+
+def _typed(result: Any, asked: Query | ToolCall) -> Any:
+  """Returns a result as the run uses it, or a SearchError if it cannot."""
+  if isinstance(result, SearchError):
+    return result
+  if isinstance(asked, ToolCall):
+    passages = (_passages(result.passages) if isinstance(result, ToolResult)
+                and isinstance(result.text, str) else None)
+    if passages is not None:
+      return dataclasses.replace(result, passages=passages)
+    needs = 'a ToolResult'
+  else:
+    passages = _passages(result)
+    if passages is not None:
+      return passages[:asked.top_k]
+    needs = 'Passages with texts and scores'
+  return SearchError('bad_response', f'{needs} must be returned, but there is '
+                     f'{result!r:.200}')
+
+
+def _passages(values: Any) -> Passages | None:
+  """Returns passages with scores of type float, or None if one is no passage."""
+  if not isinstance(values, list | tuple) or not all(
+      isinstance(value, Passage) and isinstance(value.score, numbers.Real)
+      and math.isfinite(value.score) and all(isinstance(text, str) for text in (
+          value.id, value.title, value.text)) for value in values):
+    return None
+  return tuple(
+      passage if type(passage.score) is float else dataclasses.replace(
+          passage, score=float(passage.score)) for passage in values)

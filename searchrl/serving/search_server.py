@@ -193,7 +193,8 @@ class Server:
       self._warn_once(errors[0])
       is_late = all(error.kind == 'timeout' for error in errors)
       raise asgi.Refused(504 if is_late else 503, 'the search failed')
-    self._answered = time.monotonic()
+    if queries:  # else the engine was not asked
+      self._answered = time.monotonic()
     write = functools.partial(wire.write_response, passages,
                               return_scores=request.return_scores)
     is_large = len(passages) * request.top_k > _LARGE

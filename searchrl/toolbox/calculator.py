@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tool `calculate`: arithmetic, by the package simpleeval."""
 
+import ast
 from collections.abc import Sequence
 import math
+import operator
 import re
 
 from searchrl.trajectory import Tool, ToolCall, ToolResult
 
-_FUNCTIONS = {'abs': abs, 'ceil': math.ceil, 'floor': math.floor, 'max': max,
-              'min': min, 'round': round, 'sqrt': math.sqrt}
 _MOST_CHARACTERS = 500  # longest expression, in characters
+_MOST_BITS = 10_000  # largest whole number; some 3,000 digits
 
 
 def make() -> Tool:
@@ -32,7 +33,9 @@ def make() -> Tool:
     """Returns the value of an expression, or a message about its error."""
     if len(expression) > _MOST_CHARACTERS:
       return _wrong(f'more than {_MOST_CHARACTERS} characters')
-    evaluator = simpleeval.SimpleEval(functions=_FUNCTIONS, names={})
+    evaluator = simpleeval.SimpleEval(
+        operators=simpleeval.DEFAULT_OPERATORS | _OPERATORS,
+        functions=_FUNCTIONS, names={})
     try:
       value = evaluator.eval(_in_python(expression))
       if not isinstance(value, int | float) or isinstance(value, bool):
@@ -47,6 +50,43 @@ def make() -> Tool:
           'expression': {'type': 'string', 'description':
                          'For instance (1989 - 1931) * 2.'}},
        'additionalProperties': False}, calculate)
+
+
+def _power(base: float, exponent: float) -> float:
+  if isinstance(base, int) and isinstance(exponent, int):
+    _limit((base.bit_length() - 1) * abs(exponent))
+  return base ** exponent
+
+
+def _product(first: float, second: float) -> float:
+  if isinstance(first, int) and isinstance(second, int):
+    _limit(first.bit_length() + second.bit_length())
+  return operator.mul(first + 0, second + 0)  # + 0: no text is repeated
+
+
+def _shifted(number: int, bits: int) -> int:
+  _limit(number.bit_length() + bits)
+  return number << bits
+
+
+def _rounded(number: float, digits: int = 0) -> float:
+  _limit(4 * abs(digits))
+  return round(number, digits) if digits else round(number)
+
+
+def _limit(bits: int) -> None:
+  """Refuses whole numbers whose computation would keep all threads waiting.
+
+  Raises:
+    ValueError: There are more bits than `_MOST_BITS`.
+  """
+  if bits > _MOST_BITS:
+    raise ValueError('a number is too large')
+
+
+_FUNCTIONS = {'abs': abs, 'ceil': math.ceil, 'floor': math.floor, 'max': max,
+              'min': min, 'round': _rounded, 'sqrt': math.sqrt}
+_OPERATORS = {ast.Pow: _power, ast.Mult: _product, ast.LShift: _shifted}
 
 
 def _in_python(expression: str) -> str:

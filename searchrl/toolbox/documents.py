@@ -76,7 +76,7 @@ class _Reader:
       return ToolResult(f'Error: there is no passage {call.arguments["id"]!r}.',
                         is_error=True)
     pages, passage = self._pages(first), self._corpus[first]
-    page = call.arguments.get('page') or 1 + self._last_page(call, first)
+    page = int(call.arguments.get('page') or 1 + self._last_page(call, first))
     if 'find' in call.arguments:
       text = call.arguments['find'].lower()
       hits = [n for n, words in enumerate(pages, 1) if text in words.lower()
@@ -117,12 +117,16 @@ class _Reader:
     The document is the one whose first passage has the number `first`. The
     result is 0 if none of its pages has been read.
     """
-    id_ = self._corpus[first].id
-    for turn in reversed(call.turns[:-1]):
+    id_, last = self._corpus[first].id, 0
+    for turn in call.turns[:-1]:
       if turn.action.kind == call.tool and [p.id for p in turn.passages] == [
           id_]:
-        return 1 + self._pages(first).index(turn.passages[0].text)
-    return 0
+        given = turn.action.arguments or {}
+        start = given.get('page') or (1 if 'find' in given else last + 1)
+        same = [number for number, text in enumerate(self._pages(first), 1)
+                if text == turn.passages[0].text]  # more than one may be equal
+        last = next((number for number in same if number >= start), same[0])
+    return last
 
   def _cut(self, row: int) -> list[str]:
     """Returns the windows of the document that begins at a row."""

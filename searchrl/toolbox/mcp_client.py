@@ -9,6 +9,7 @@ started, or connected to, again at the next call.
 
 import asyncio
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 import os
 import threading
@@ -93,21 +94,37 @@ def make(*, command: Sequence[str] = (), url: str = '',
           for tool in taken]
 
 
+@dataclasses.dataclass(eq=False)
+class _Connection:
+  """A connection to a server, and its number of calls without a result.
+
+  If it is `dropped`, it makes no more calls, and closes after the last result.
+  """
+
+  client: Any
+  end: asyncio.Event  # closes it
+  calls: int = 0
+  dropped: bool = False
+
+  def close_if_unused(self) -> None:
+    if self.dropped and not self.calls:
+      _loop().call_soon_threadsafe(self.end.set)
+
+
 class _Server:
-  """A connection to a server, which runs in its own thread."""
+  """A server, whose connection runs in its own thread."""
 
   def __init__(self, connect: Callable[[], Any], place: str, call_secs: float,
                pause_secs: float):
     self._connect, self._place = connect, place
     self._call_secs, self._pause_secs = call_secs, pause_secs
     self._lock = threading.Lock()  # one connection is made at a time
-    self._client: Any = None
-    self._end: asyncio.Event | None = None  # ends the connection
+    self._connection: _Connection | None = None
     self._failed = False  # whether a call has failed since the last `wait`
 
   def list_tools(self) -> list[Any]:
     """Returns the server's descriptions of its tools."""
-    return self._wait_for(self._connected().list_tools()).tools
+    return self._wait_for(self._connected().client.list_tools()).tools
 
   def call(self, name: str, calls: Sequence[ToolCall]) -> list[Any]:
     """Makes all calls of a tool at the same time; returns their results.
@@ -115,15 +132,15 @@ class _Server:
     The result of a call that fails is a SearchError.
     """
     try:
-      client = self._connected()
+      connection = self._connected(len(calls))
     except Exception as error:  # a server that does not start again
       self._failed = True
       return [SearchError('unavailable', f'{self._place}: '
                           f'{type(error).__name__}')] * len(calls)
     futures = [asyncio.run_coroutine_threadsafe(
-        client.call_tool(name, dict(call.arguments)), _loop())
+        connection.client.call_tool(name, dict(call.arguments)), _loop())
                for call in calls]
-    return [self._result(future) for future in futures]
+    return [self._result(future, connection) for future in futures]
 
   def wait(self) -> None:
     """Waits until the server answers, if a call has failed since the last wait.
@@ -137,7 +154,7 @@ class _Server:
         self.list_tools()
         self._failed = False
       except Exception as error:
-        self._drop()
+        self._drop(self._connection)
         left = start + self._pause_secs - time.monotonic()
         if left <= 0:
           raise ConnectionError(
@@ -151,8 +168,24 @@ class _Server:
         time.sleep(min(pause, left))
         pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
-  def _result(self, future: Any) -> ToolResult | SearchError:
-    """Returns the result of a call; a failure drops the connection."""
+  def _result(self, future: Any, connection: _Connection
+              ) -> ToolResult | SearchError:
+    """Returns the result of a call, which then no longer counts.
+
+    A failure drops the connection. Its other calls still get their results.
+    """
+    try:
+      result = self._awaited(future)
+    finally:
+      with self._lock:
+        connection.calls -= 1
+        connection.close_if_unused()
+    if isinstance(result, SearchError):
+      self._failed = True
+      self._drop(connection)
+    return result
+
+  def _awaited(self, future: Any) -> ToolResult | SearchError:
     import mcp
     import mcp_types
     try:
@@ -162,36 +195,35 @@ class _Server:
         return ToolResult(f'Error: {error.message}', is_error=True)
       kind = ('timeout' if error.code == mcp_types.REQUEST_TIMEOUT
               else 'unavailable')
-      return self._failure(kind, f'code {error.code}')
+      return self._error(kind, f'code {error.code}')
     except TimeoutError:
-      return self._failure('timeout', f'after {2 * self._call_secs:g} s')
+      return self._error('timeout', f'after {2 * self._call_secs:g} s')
     except Exception as error:  # whatever the SDK raises
-      return self._failure('unavailable', type(error).__name__)
+      return self._error('unavailable', type(error).__name__)
     texts = [part.text if part.type == 'text' else f'({part.type})'
              for part in result.content]
     return ToolResult('\n'.join(texts), is_error=bool(result.is_error))
 
-  def _failure(self, kind: str, detail: str) -> SearchError:
-    self._failed = True
-    self._drop()
+  def _error(self, kind: str, detail: str) -> SearchError:
     return SearchError(kind, f'{self._place}: {detail}')
 
-  def _connected(self) -> Any:
-    """Returns the client, after connecting if there is none."""
+  def _connected(self, calls: int = 0) -> _Connection:
+    """Returns a connection for so many calls; connects if there is none."""
     with self._lock:
-      if self._client is None:
-        self._client = self._wait_for(self._start())
-      return self._client
+      if self._connection is None:
+        self._connection = self._wait_for(self._start())
+      self._connection.calls += calls
+      return self._connection
 
-  async def _start(self) -> Any:
-    """Starts a task that holds the connection; returns its client."""
+  async def _start(self) -> _Connection:
+    """Starts a task that holds the connection; returns the connection."""
     ready: asyncio.Future = asyncio.get_running_loop().create_future()
-    end = self._end = asyncio.Event()
+    end = asyncio.Event()
 
     async def hold():
       try:
         async with self._connect() as client:
-          ready.set_result(client)
+          ready.set_result(_Connection(client, end))
           await end.wait()
       except BaseException as error:  # reported by `ready`, or at the next call
         if not ready.done():
@@ -203,12 +235,14 @@ class _Server:
     task.add_done_callback(_TASKS.discard)
     return await ready
 
-  def _drop(self) -> None:
-    """Closes the connection; the next call opens another."""
+  def _drop(self, connection: _Connection | None) -> None:
+    """Lets the next call open another connection."""
     with self._lock:
-      self._client = None
-      if self._end is not None:
-        _loop().call_soon_threadsafe(self._end.set)
+      if self._connection is connection:
+        self._connection = None
+      if connection is not None:
+        connection.dropped = True
+        connection.close_if_unused()
 
   def _wait_for(self, coroutine: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(

@@ -53,7 +53,10 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
       index.add(vector_store.checked(rows, start))
   finally:
     faiss.omp_set_num_threads(before)
-  faiss.write_index(index, str(folder / _FILE))
+  try:
+    faiss.write_index(index, str(folder / _FILE))
+  except RuntimeError as error:  # such as a full disk
+    raise OSError(f'{folder / _FILE} cannot be written: {error}') from error
   return {}
 
 

@@ -105,8 +105,14 @@ class Tape:
     text, top_k = key
     line = json.dumps({'query': text, 'top_k': top_k, 'passages': [
         dataclasses.asdict(passage) for passage in passages]})
-    with self._lock, self._path.open('a') as file:
-      file.write(line + '\n')
+    with self._lock, self._path.open('ab', buffering=0) as file:
+      end, rest = file.tell(), f'{line}\n'.encode()
+      try:
+        while rest:
+          rest = rest[file.write(rest):]
+      except OSError:  # such as a full disk
+        file.truncate(end)
+        raise
       self.known[key] = passages
 
 
