@@ -195,6 +195,25 @@ def test_two_pairs_by_hand():
       [-0.5, 1 / 1.75**0.5, 0.5, -1 / 1.75**0.5])
 
 
+def test_without_a_delta_constant_hops_have_no_advantage():
+  rewards, ids = np.array([1.0, 1.0, 0.5, 0.0, 2.0]), np.array([0, 0, 1, 2, 2])
+  for array in (np.asarray, jnp.asarray):
+    np.testing.assert_allclose(advantages.hop_group_relative(
+        array(rewards), array(ids), delta=0.0), [0, 0, 0, -1, 1])
+
+
+def test_estimates_of_bfloat16_are_summed_in_float32():
+  rewards = jnp.full((1, 2000), 0.01, jnp.bfloat16)
+  mask = jnp.ones((1, 2000), bool)
+  estimate = advantages.gae(rewards, 0 * rewards, mask)
+  np.testing.assert_allclose(
+      estimate.returns[0, 0], 2000 * float(jnp.bfloat16(0.01)), rtol=1e-4)
+  plain = advantages.gae(rewards, 0 * rewards, mask, discount=0.9)
+  scalar = advantages.gae(  # of numpy
+      rewards, 0 * rewards, mask, discount=np.float64(0.9))
+  np.testing.assert_array_equal(plain.returns, scalar.returns)
+
+
 def test_equal_groups_have_equal_advantages():
   rewards, ids = np.array([0.1, 1.0, 0.3] * 2), np.array([0, 0, 0, 4, 4, 4])
   for ours, _ in BASELINES.values():

@@ -140,6 +140,17 @@ def test_the_mean_weighs_sets_alike_and_leaves_random_passages_out():
   assert values['val/hotpotqa/em/greedy'] == 1.0
 
 
+def test_each_engine_has_its_metrics():
+  rows = evaluator.run(Answers(), 'params', [
+      case_of('nq', 'q0', engine='noise'), case_of('nq', 'q0', 'q1'),
+      case_of('nq', 'q0', engine='my_engine:make')])
+  values = evaluator.scalars(rows)
+  assert values['val/nq/em/greedy'] == evaluator.headline(rows) == 0.5
+  assert {name for name in values if name.endswith('/em/greedy')} == {
+      'val/nq/em/greedy', 'val/nq_noise/em/greedy',
+      'val/nq_my_engine.make/em/greedy'}
+
+
 def test_during_training_few_questions_are_answered_greedily():
   cases = [case_of('nq', 'q0', 'q1', 'q2'),
            case_of('nq', 'q0', 'q1', 'q2', decoding='sampled'),

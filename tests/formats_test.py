@@ -240,6 +240,25 @@ def test_tags_of_a_trajectory_are_judged_as_its_response():
         CHATML + read)
 
 
+def test_an_invalid_turn_inside_a_thought_is_invalid():
+  """Its observation has no tag, and would be read as more of the thought."""
+  tokenizer, dialogue = TOKENIZERS['qwen2'], dialogues.tags('{question}')
+  assert formats.is_well_formed(conversation(dialogue, tokenizer, THINK + PARIS))
+  assert not formats.is_well_formed(conversation(
+      dialogue, tokenizer, '<think> hmm', 'so </think>' + PARIS))
+
+
+@pytest.mark.parametrize('name', ['qwen2', 'llama3'])
+def test_a_call_inside_a_thought_is_invalid_in_json_too(name):
+  tokenizer = TOKENIZERS[name]
+  dialogue = tools.dr_zero(tokenizer)
+  for call, is_valid in ((THINK + CALL, True), ('<think> a ' + CALL, False)):
+    for last in (THINK + PARIS, 'b </think>' + PARIS):
+      assert formats.is_well_formed(conversation(
+          dialogue, tokenizer, call, last)) == (
+              is_valid and last.startswith(THINK)), (call, last)
+
+
 def test_a_record_without_texts_is_not_judged():
   trajectory = conversation(dialogues.tags('{question}'), TOKENIZERS['qwen2'],
                             THINK + PARIS)

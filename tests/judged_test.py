@@ -116,7 +116,9 @@ def test_the_last_line_of_a_verdict_counts(text, verdict):
     ('A', True), ('B', False), (' C.', False), ('A: CORRECT', True),
     ('CORRECT', True), ('INCORRECT', False), ('NOT ATTEMPTED', False),
     ('**NOT_ATTEMPTED**', False), ('Because it agrees: A', True),
-    ('It is right.', None), ('', None)])
+    ('It is right.', None), ('', None),
+    ('A careful comparison shows it is wrong: B', False),
+    ('A reader would agree.', None), ('A. Both name it.', True)])
 def test_a_grade_of_simpleqa_is_a_letter_or_its_meaning(text, grade):
   assert judged.read_grade(text) is grade
 

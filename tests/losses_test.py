@@ -507,6 +507,12 @@ def test_the_norm_may_be_a_constant():
   assert mean.value == 0.25
 
 
+def test_truncated_weights_are_1_outside_the_mask_below_1_too():
+  x, mask = jnp.zeros((1, 3)), jnp.array([[True, False, True]])
+  np.testing.assert_array_equal(
+      losses.truncated_weights(x, x, mask, high=0.5), [[0.5, 1, 0.5]])
+
+
 def test_refuses_bad_input():
   x, mask, advs = jnp.zeros((2, 3)), jnp.ones((2, 3), bool), jnp.zeros(2)
   with pytest.raises(ValueError, match=r'old_logprobs must .*\(2, 3\).*\(2,\)'):
@@ -521,6 +527,9 @@ def test_refuses_bad_input():
     losses.aggregate(x, mask, how='mean')
   with pytest.raises(ValueError, match='level must be one of token.* is 1'):
     losses.truncated_weights(x, x, mask, level=1)
+  for high in (-1.0, 0.0, float('nan')):
+    with pytest.raises(ValueError, match=f'high must be above 0, but is {high}'):
+      losses.truncated_weights(x, x, mask, high=high)
   with pytest.raises(ValueError, match="level must be .*, but is 'row'"):
     losses.masked_weights(x, x, mask, level='row')
   with pytest.raises(ValueError, match=r'must have shape \(2,\) \(one per seq'):

@@ -58,6 +58,7 @@ def test_an_unknown_option_is_named(option):
     (dict(kl_estimator='k9'), 'kl_estimator must be one of'),
     (dict(aggregation='mean'), 'aggregation must be one of'),
     (dict(aggregation='sequence_sum_norm'), 'length must be given'),
+    (dict(length=-3), 'length must be a number of tokens, but is -3'),
 ])
 def test_a_regularizer_out_of_range_is_refused(fields, message):
   with pytest.raises(ValueError, match=message):

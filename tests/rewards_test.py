@@ -13,7 +13,8 @@ from searchrl.agent import rewards
 from searchrl.agent import tools
 from searchrl.models.inference import stops
 from searchrl.rollouts import scoring
-from searchrl.trajectory import Action, Passage, Trajectory, Turn
+from searchrl.trajectory import (
+    Action, Passage, Question, Trajectory, Turn)
 
 
 def trajectory_of(*texts, golds=('Paris',)):
@@ -290,6 +291,8 @@ def test_a_gold_is_found_only_where_the_policy_read_it():
     (dict(lambda_f=float('nan')), 'lambda_f must be a number in .* is nan'),
     (dict(invalid=2), 'reward_options.invalid must be a number in .* is 2'),
     (dict(invalid=.1, fatal=True), 'invalid must be 0 with fatal=True'),
+    (dict(invalid=.7, lambda_f=.4), r'reward_options.invalid must be at most '
+     r'1 - lambda_f = 0.6, so that no wrong answer .* but is 0.7'),
 ])
 def test_options_outside_their_range_are_refused(options, message):
   for judge in (rewards.format_em, rewards.retrieval):
@@ -297,3 +300,18 @@ def test_options_outside_their_range_are_refused(options, message):
       judge(**options)
   with pytest.raises(ValueError, match='lambda_r must be a number in .* is 3'):
     rewards.retrieval(lambda_r=3)
+  with pytest.raises(ValueError, match='lambda_r must be at most 1 - lambda_f = '
+                     '0.2, .* but is 0.5'):
+    rewards.retrieval(lambda_f=.8, lambda_r=.5)
+  rewards.retrieval(lambda_f=.7, lambda_r=.3)
+
+
+@pytest.mark.parametrize('gold', ['C:\\temp', '\\rho', 'List<String>'])
+def test_a_gold_with_an_escape_or_a_tag_is_found(gold):
+  passage = Passage('1', 'T', f'it is {gold} here')
+  turn = Turn((1,), (0.,), Action('search', ('q',)), (2,), (passage,),
+              observation=dialogues.tag_passage(1, passage))
+  question = Question('u', 'q', (gold,))
+  assert rewards.with_gold(turn, question) == [passage]
+  unread = dataclasses.replace(turn, observation='it is')
+  assert not rewards.with_gold(unread, question)

@@ -43,6 +43,18 @@ def test_the_best_passage_of_a_query_is_its_first():
   assert found.values['answered'] == 0 and found.answer == ''
 
 
+def test_the_first_passage_of_each_query_may_have_any_score():
+  two = dict(queries=('a', 'b'))
+  for passages, queries, hit in (
+      ((('x', .9), ('y', .8), ('Elba', .7), ('z', .6)), two, 1),
+      ((('x', .9), ('Elba', .8), ('y', .7), ('z', .6)), two, 0),
+      ((('x', .1), ('Elba', .8)), {}, 0),  # one query, whose scores rise
+      ((('x', .9), ('y', .8), ('Elba', .95)), two, 1),  # 2 and 1
+      ((('Elba', .9),), two, 1), ((), two, 0)):
+    found = scores.score_trajectory(trajectory(search(*passages, **queries)))
+    assert found.values['hit@1'] == hit, passages
+
+
 def test_a_search_that_was_not_carried_out_is_none():
   found = scores.score_trajectory(trajectory(
       search(('Elba', 1.0), shown=False), stop='turn_limit'))

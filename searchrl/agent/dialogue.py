@@ -129,11 +129,11 @@ def tags(template: str = LAPTOP_TEMPLATE,
     ValueError: The template has no place for the question, or several.
   """
   if template.count('{question}') != 1:
-    named = [tool.name for tool in tools if '{question}' in tool.description]
+    names = [tool.name for tool in tools if '{question}' in tool.description]
     raise ValueError(
         "dialogue.template must have '{question}' once, but has it "
         f"{template.count('{question}')} times: {template[:80]!r}."
-        + f' The description of the tool {", ".join(named)} has it.' * bool(named))
+        + f' The description of the tool {", ".join(names)} has it.' * any(names))
   tools, names = tuple(tools), tuple(tool.name for tool in tools)
   searches_alone = names == ('search',)
   call = 'a search' if searches_alone else 'a call of a tool'

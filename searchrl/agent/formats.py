@@ -101,8 +101,9 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
                   ) -> bool:
   """Returns whether a trajectory's response is valid, in tags or tool calls.
 
-  The observation after an invalid action is text between blocks, so it makes
-  the response invalid.
+  An invalid action makes the response invalid. Calls must be in one form: in
+  tags if their results are between <information> and </information>, otherwise
+  in JSON.
 
   Raises:
     ValueError: The trajectory comes from an old record, which has no texts.
@@ -112,16 +113,22 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
         'a trajectory must have its texts for a score of its format, but that '
         f'of question {trajectory.question.uid!r}, sample {trajectory.sample}, '
         'has none, because an older version recorded it. Sample it again.')
+  if any(turn.action.kind == 'invalid' for turn in trajectory.turns):
+    return False
   called = {turn.action.kind for turn in trajectory.turns
             if turn.action.is_call and turn.action.kind != 'search'}
   tags = TAGS._replace(
       stops=(*(f'</{name}>' for name in sorted(called)), *TAGS.stops))
+  in_tags = {f'<{TAGS.observation}>' in turn.observation
+             for turn in trajectory.turns
+             if turn.action.is_call and turn.observation}
   return any(
       is_valid(''.join(_read(turn, blocks) for turn in trajectory.turns),
                prompt=trajectory.prompt, blocks=blocks,
                needs_search=needs_search,
                tools=() if blocks is TOOLS else sorted(called))
-      for blocks in (tags, TOOLS))
+      for blocks in ((tags,) if True in in_tags else
+                     (TOOLS,) if False in in_tags else (tags, TOOLS)))
 
 
 def _read(turn: Turn, blocks: Blocks) -> str:

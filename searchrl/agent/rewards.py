@@ -253,7 +253,8 @@ def with_gold(turn: Turn, question: Question) -> list[Passage]:
   which may have only the beginning of the passage. All texts are normalised.
   """
   observation = observed(turn)
-  golds = [g for g in normalised(question.answers) if g in observation]
+  golds = normalised(answer for answer in question.answers
+                     if _plain(answer) in observation)
   return [passage for passage in turn.passages if any(
       gold in normalise(f'{passage.title} {passage.text}') for gold in golds)]
 
@@ -263,7 +264,11 @@ def observed(turn: Turn) -> str:
 
   JSON escapes and tags become spaces, so that they do not join two words.
   """
-  return normalise(re.sub(r'\\+[nrt]|</?\w+>', ' ', turn.observation))
+  return _plain(turn.observation)
+
+
+def _plain(text: str) -> str:
+  return normalise(re.sub(r'\\+[nrt]|</?\w+>', ' ', text))
 
 
 def _em_and_format(trajectory: Trajectory, needs_search: bool
@@ -284,8 +289,8 @@ def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
   format is valid, and 1 if a gold answer was found (default 0).
 
   Raises:
-    ValueError: An option is outside [0, 1], or both `fatal` and `invalid` are
-      given.
+    ValueError: An option is outside [0, 1], both `fatal` and `invalid` are
+      given, or a wrong answer could have a higher reward than a right one.
   """
   for name, value in (('lambda_f', lambda_f), ('lambda_r', lambda_r),
                       ('invalid', invalid)):
@@ -297,6 +302,14 @@ def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
     raise ValueError(
         'reward_options.invalid must be 0 with fatal=True, which gives 0 to a '
         f'wrong format, but is {invalid}. Leave one of them out.')
+
+  most = 1 - lambda_f
+  for name, value in (('lambda_r', lambda_r), ('invalid', invalid)):
+    if value > most + 1e-9:
+      raise ValueError(
+          f'reward_options.{name} must be at most 1 - lambda_f = {most:g}, so '
+          'that no wrong answer has a higher reward than a right one, but is '
+          f'{value}. Choose a smaller one.')
 
   def reward(score: float, format: float, retrieval: float = 0.0) -> float:
     if not format:

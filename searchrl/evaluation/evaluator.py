@@ -402,13 +402,16 @@ def headline(rows: Sequence[Mapping]) -> float | None:
 def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
   """Returns the scores of a table as metrics of a run, {name: value}.
 
-  Names are such as 'val/<set>/em/greedy' and 'val/<set>_2hop/em/greedy'.
+  Names are such as 'val/<set>/em/greedy' and 'val/<set>_2hop/em/greedy'. Those
+  of further engines than the first one have the engine's name after the set's.
   """
   result = {}
+  first = next((row['engine'] for row in rows if row['engine'] != 'noise'), '')
   for row in rows:
-    noise = '_noise' if row['engine'] == 'noise' else ''
+    engine = '' if row['engine'] == first else (
+        f'_{row["engine"].replace(":", ".")}')
     hops = '' if row['hops'] == ALL else f'_{row["hops"]}hop'
-    prefix = f'val/{row["set"]}{noise}{hops}'
+    prefix = f'val/{row["set"]}{engine}{hops}'
     for score in SHOWN:
       result[f'{prefix}/{score}/{row["decoding"]}'] = row[score]
   return result

@@ -45,7 +45,8 @@ def score_trajectory(trajectory: Trajectory) -> Score:
                   turn.observation_tokens or turn.passages)]
   golds = rewards.normalised(question.answers)
   hits = [(has_gold(passage, golds), is_first) for turn in searches
-          for passage, is_first in _with_firsts(turn.passages)]
+          for passage, is_first in _with_firsts(
+              turn.passages, len(turn.action.texts))]
   return Score(question.uid, question.hops, rewards.normalise(answer or ''),
                trajectory.stop_reason == 'search_error', {
       'em': rewards.em(trajectory), 'subem': rewards.subem(trajectory),
@@ -82,13 +83,18 @@ def has_gold(passage: Passage, golds: Sequence[str]) -> bool:
   return any(gold in text for gold in golds)
 
 
-def _with_firsts(passages: Sequence[Passage]) -> list[tuple[Passage, bool]]:
+def _with_firsts(passages: Sequence[Passage], queries: int
+                ) -> list[tuple[Passage, bool]]:
   """Returns each passage, and whether it is the first of a query's passages.
 
-  Within a query, scores fall. A higher score begins the next query.
+  A trajectory does not say which query found a passage. Queries that can have
+  found equally many passages are taken to have done so. Otherwise a passage
+  with a higher score than the one before begins the next query.
   """
-  return [(passage, before is None or passage.score > before.score)
-          for before, passage in zip((None, *passages), passages)]
+  each, rest = divmod(len(passages), queries)
+  return [(passage, not number or (
+      passage.score > passages[number - 1].score if rest else
+      number % each == 0)) for number, passage in enumerate(passages)]
 
 
 def means(scores: Sequence[Score]) -> dict[str, float]:

@@ -121,7 +121,10 @@ def hop_group_relative(
   """
   group = _groups(rewards, group_ids, in_baseline, num_groups)
   std = group.xp.sqrt(group.squares / group.xp.maximum(group.size, 1) + delta)
-  return group.xp.where(group.member, (group.gap - group.mean) / std, 0)
+  is_spread = std > 0  # always, unless delta is 0
+  return group.xp.where(
+      group.member & is_spread,
+      (group.gap - group.mean) / group.xp.where(is_spread, std, 1), 0)
 
 
 class Estimate(NamedTuple):
@@ -196,19 +199,23 @@ def gae(
   """
   masked.check_shapes(
       token_rewards=token_rewards, values=values, loss_mask=loss_mask)
-  rewards, values = jax.lax.stop_gradient((
-      jnp.where(loss_mask, token_rewards, 0), jnp.where(loss_mask, values, 0)))
+  # Sums of many small rewards need float32.
+  dtype = jnp.result_type(token_rewards, values, jnp.float32)
+  rewards, values = (jax.lax.stop_gradient(jnp.where(loss_mask, x, 0).astype(
+      dtype)) for x in (token_rewards, values))
+  rest, gae_lambda, discount = (
+      jnp.asarray(x, dtype) for x in (1 - gae_lambda, gae_lambda, discount))
 
   # The scan sums returns R and not A, because sums of V - V' would lose digits.
   def earlier(later, column):
     next_value, next_return = later
     reward, value, here = column
-    mixed = (1 - gae_lambda) * next_value + gae_lambda * next_return
+    mixed = rest * next_value + gae_lambda * next_return
     later = (jnp.where(here, value, next_value),
              jnp.where(here, reward + discount * mixed, next_return))
     return later, jnp.where(here, later[1], 0)
 
-  nothing = jnp.zeros(len(values), jnp.result_type(rewards, values, float))
+  nothing = jnp.zeros(len(values), dtype)
   columns = jax.tree.map(jnp.transpose, (rewards, values, loss_mask))
   _, result = jax.lax.scan(earlier, (nothing, nothing), columns, reverse=True)
   return Estimate(result.T - values, result.T)

@@ -170,7 +170,8 @@ def dapo(
 
   The filter drops questions whose rows all have the same outcome reward. The
   penalty on a row's reward falls from 0 to -1 over the last `buffer` of
-  `max_length` policy tokens. Retrieved tokens do not count.
+  `max_length` policy tokens. Retrieved tokens do not count. A row that
+  `rollout.mask_truncated` leaves out of the loss has no penalty.
 
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476.
   """
@@ -261,8 +262,9 @@ def rloo(regularizer: Regularizer) -> Algorithm:
   """Makes RLOO: log pi of the whole row times a leave-one-out advantage.
 
   The advantage is the row's reward minus the mean reward of the group's other
-  rows. There is no ratio. The KL is in the reward, summed over the row. The
-  paper tunes the KL's coefficient for each task; the default 0 is ours.
+  rows. There is no ratio. The KL is in the reward, summed over the row, unless
+  `rollout.mask_truncated` leaves the row out of the loss. The paper tunes the
+  KL's coefficient for each task; the default 0 is ours.
 
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, section 2.2.
   """

@@ -57,6 +57,9 @@ class Regularizer:
     option_checks.choice('aggregation', self.aggregation, losses.AGGREGATIONS)
     option_checks.at_least_0(
         kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
+    option_checks.require(
+        self.length is None or self.length >= 0,
+        f'length must be a number of tokens, but is {self.length}.')
     if self.aggregation == 'sequence_sum_norm' and not self.length:
       raise ValueError(
           "length must be given for aggregation 'sequence_sum_norm', but is "

@@ -110,8 +110,9 @@ def truncated_weights(
   Source: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You
     Off-Policy RL Training, https://fengyao.notion.site/off-policy-rl.
   """
+  option_checks.require(high > 0, f'high must be above 0, but is {high}.')
   weights = _mismatch_weights(old_logprobs, behavior_logprobs, loss_mask, level)
-  return jnp.minimum(weights, high)
+  return jnp.where(loss_mask, jnp.minimum(weights, high), 1)
 
 
 def masked_weights(

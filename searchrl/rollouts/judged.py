@@ -47,7 +47,8 @@ Answer to grade: {answer}
 End with one line that is "Verdict: correct" or "Verdict: incorrect".'''
 
 _VERDICT = re.compile(r'^\W*verdict\W+(correct|incorrect)\W*$', re.I | re.M)
-_GRADE = re.compile(r'\b(?:(A|CORRECT)|B|INCORRECT|C|NOT[_ ]ATTEMPTED)\b')
+_GRADE = re.compile(  # an article is no grade: "A careful look shows"
+    r'\b(?:(A(?! [a-z])|CORRECT)|B|INCORRECT|C|NOT[_ ]ATTEMPTED)\b')
 _ANSWER_CHARS = 2000  # an answer's characters that a judge reads
 Verdict = bool | JudgeError
 
@@ -216,8 +217,9 @@ def read_grade(text: str) -> bool | None:
   """Returns whether the first grade in a reply is "A"; None if it has none.
 
   "B", incorrect, and "C", not attempted, are both False. A grade may be spelt
-  out. The published code reads the first capital A, B or C of any word, and so
-  takes "CORRECT" for a "C".
+  out, and an "A" before a word in lower case is an article. The published code
+  reads the first capital A, B or C of any word, and so takes "CORRECT" for a
+  "C".
   """
   grade = _GRADE.search(text)
   return bool(grade[1]) if grade else None

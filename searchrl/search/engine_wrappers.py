@@ -187,7 +187,7 @@ def _typed(result: Any, asked: Query | ToolCall) -> Any:
 
 
 def _passages(values: Any) -> Passages | None:
-  """Returns passages with scores of type float, or None if one is no passage."""
+  """Returns passages with scores of type float; None if one is no passage."""
   if not isinstance(values, list | tuple) or not all(
       isinstance(value, Passage) and isinstance(value.score, numbers.Real)
       and math.isfinite(value.score) and all(isinstance(text, str) for text in (
