@@ -129,11 +129,11 @@ def tags(template: str = LAPTOP_TEMPLATE,
     ValueError: The template has no place for the question, or several.
   """
   if template.count('{question}') != 1:
-    names = [tool.name for tool in tools if '{question}' in tool.description]
+    have = [tool.name for tool in tools if '{question}' in tool.description]
     raise ValueError(
         "dialogue.template must have '{question}' once, but has it "
         f"{template.count('{question}')} times: {template[:80]!r}."
-        + f' The description of the tool {", ".join(names)} has it.' * any(names))
+        + f' The description of the tool {", ".join(have)} has it.' * any(have))
   tools, names = tuple(tools), tuple(tool.name for tool in tools)
   searches_alone = names == ('search',)
   call = 'a search' if searches_alone else 'a call of a tool'

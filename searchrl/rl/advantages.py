@@ -203,16 +203,16 @@ def gae(
   dtype = jnp.result_type(token_rewards, values, jnp.float32)
   rewards, values = (jax.lax.stop_gradient(jnp.where(loss_mask, x, 0).astype(
       dtype)) for x in (token_rewards, values))
-  rest, gae_lambda, discount = (
-      jnp.asarray(x, dtype) for x in (1 - gae_lambda, gae_lambda, discount))
+  gamma, weight, rest = (
+      jnp.asarray(x, dtype) for x in (discount, gae_lambda, 1 - gae_lambda))
 
   # The scan sums returns R and not A, because sums of V - V' would lose digits.
   def earlier(later, column):
     next_value, next_return = later
     reward, value, here = column
-    mixed = rest * next_value + gae_lambda * next_return
+    mixed = rest * next_value + weight * next_return
     later = (jnp.where(here, value, next_value),
-             jnp.where(here, reward + discount * mixed, next_return))
+             jnp.where(here, reward + gamma * mixed, next_return))
     return later, jnp.where(here, later[1], 0)
 
   nothing = jnp.zeros(len(values), dtype)
