@@ -157,8 +157,13 @@ def with_run(text: str, make: Callable[[str], ml_collections.ConfigDict]
   try:
     return '', make(text)
   except ValueError as error:
+    parent = pathlib.Path(run).parent
+    others = [str(file.parent) for file in parent.glob('*/config.json')
+              if '/' in run]
+    way_out = (f'The nearest: {", ".join(_nearest(run, others))}.' if others
+               else f'Without a run: {error}')
     raise ValueError('run must be the folder of a run, with its config.json, '
-                     f'but {run!r} is none. Without a run: {error}') from error
+                     f'but {run!r} is none. {way_out}') from error
 
 
 def apply_setting(config: ml_collections.ConfigDict, text: str, default: str

@@ -42,6 +42,20 @@ def test_wrong_arguments_name_the_legal_the_nearest_and_the_page(
     assert 'setting=' in error or 'model=' in error or 'size=' in error
 
 
+def test_a_run_that_is_not_there_names_the_nearest_one(tmp_path):
+  for name in ('mine', 'other', 'no_run'):
+    (tmp_path / name).mkdir()
+    if name != 'no_run':
+      (tmp_path / name / 'config.json').write_text('{}')
+  for recipe in ('ask', 'evaluate', 'predict'):
+    with pytest.raises(ValueError) as caught:
+      config_of(recipe, f'{tmp_path}/mien')
+    assert str(caught.value) == (
+        f"run must be the folder of a run, with its config.json, but "
+        f"'{tmp_path}/mien' is none. The nearest: {tmp_path}/mine, "
+        f'{tmp_path}/other.')
+
+
 @pytest.mark.parametrize('recipe, short, pairs', [
     ('grpo', 'smoke', 'size=smoke'), ('grpo', '', 'size=laptop'),
     ('dspo', 'qwen2.5-7b', 'model=qwen2.5-7b'),

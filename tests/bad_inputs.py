@@ -388,7 +388,7 @@ REWARDS = (
 FILES = (
     _questions('missing.jsonl', 'is not a file', 'data.train'),
     _questions('empty', 'is not a file', 'data.train'),
-    _questions('empty.jsonl', 'holds no question'),
+    _questions('empty.jsonl', 'holds no question. Write a question per line'),
     _questions('torn.jsonl', 'line 2', 'JSONDecodeError'),
     _questions('latin.jsonl', 'line 1', 'UTF-8', 'encoding'),
     _questions('zipped.jsonl', 'line 1', '.gz'),
@@ -419,7 +419,8 @@ FILES = (
     *(_row(f'grpo:smoke {BM25} --config.data.train={{d}}/good.jsonl '
            f'--config.search.corpus={{d}}/{file}', file, word)
       for file, word in (
-          ('missing.jsonl', 'there is none at'), ('empty', 'there is none at'),
+          ('missing.jsonl', 'there is none at'),
+          ('empty', 'there is none at'), ('empty', 'which is a folder'),
           ('empty.jsonl', 'no passages'), ('latin.jsonl', 'line 1'),
           ('zipped.jsonl', 'line 1'), ('torn.jsonl', 'line 1'),
           ('columns.jsonl', 'line 1'), ('same_id.jsonl', 'id must be unique'))),

@@ -183,7 +183,7 @@ def test_a_warm_up_longer_than_the_run_is_said(capsys):
   config.optimizer.warmup_steps = 100
   config_checks.check_learner(config, builds.algorithm(config))
   assert capsys.readouterr().err == (
-      "Warning: optimizer.warmup_steps=100 are more than the run's 48 updates, "
+      "Warning: optimizer.warmup_steps=100 is more than the run's 48 updates, "
       'so that it never reaches its learning rate.\n')
 
 

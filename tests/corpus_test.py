@@ -73,6 +73,8 @@ def test_digest_is_that_of_the_plain_file_and_sees_every_part(tmp_path):
     ('["id"]', 'holds list'),
     ('{"id": "1"}', 'must have contents'),
     ('{"id": "1", "contents": 3}', 'must have contents'),
+    ('{"id": "1", "title": "a", "text": null}', 'must have contents.* has id: '
+     'str, text: NoneType, title: str'),
     ('{"id": "1", "contents": null, "title": "", "text": ""}', 'have contents'),
     ('{"id": "1", "title": "a"}', 'must have contents'),
     ('{"id": "1", "title": "a\\nb", "text": ""}', 'title must be one line'),

@@ -244,10 +244,22 @@ def test_what_finds_no_answer_is_left_out_and_counted(data, tmp_path, capsys):
       p for p in passages() if p.id not in ('t3', 'r4')])
   demonstrate.run(config(data, TINY, count=99), str(tmp_path / 'run'))
   # Town 3 in both kinds of questions, river 4 in the one of two hops.
-  out = capsys.readouterr().out
+  out, err = capsys.readouterr()
   assert '3 searched without finding the answer of a hop' in out
+  assert 'are not demonstrated' not in err
   assert 'before demonstrations.count=99 is reached' in out
   assert len(written(tmp_path / 'run')) == 2 * TOWNS - 3
+
+
+def test_questions_that_cannot_be_demonstrated_are_counted(
+    data, tmp_path, capsys):
+  rows = list(questions())
+  for row in rows[:2]:
+    del row['metadata']
+  jsonl.write(data / 'train.jsonl', rows)
+  demonstrate.run(config(data, TINY, count=9), str(tmp_path / 'run'))
+  assert (f'2 of the {len(rows)} questions of data.train have no metadata.chain, '
+          'and are not demonstrated.') in capsys.readouterr().err
 
 
 def test_a_wrong_chain_has_no_reward(data, tmp_path, capsys):

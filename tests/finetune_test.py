@@ -194,7 +194,7 @@ def test_a_split_is_seeded_and_puts_a_share_aside():
 @pytest.mark.parametrize('templates, mark', [('plain', True), ('laptop', False)])
 @pytest.mark.parametrize('suffix', ['jsonl', 'parquet'])
 def test_questions_are_answered_as_the_method_direct_is_judged(
-    templates, mark, suffix, tmp_path):
+    templates, mark, suffix, tmp_path, capsys):
   tokenizer = tokenizers.load(str(policy.TINY_BASE))
   rows = [{'id': str(n), 'question': f'what is the river of City {n}',
            'golden_answers': [f'River {n}', 'other']} for n in range(2)]
@@ -216,6 +216,8 @@ def test_questions_are_answered_as_the_method_direct_is_judged(
   assert written[-1] in chat.ends(tokenizer)
   assert dialogue.parse(tokenizer.decode(written[:-1])).texts == ('River 0',)
   assert 'River 1' in tokenizer.decode(second.ids)
+  assert ('has questions, so the policy learns to answer them at once, without a '
+          'search.') in capsys.readouterr().err
 
 
 def test_too_long_conversations_are_counted_and_all_of_them_refused(

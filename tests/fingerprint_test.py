@@ -46,6 +46,20 @@ def test_a_folder_is_known_by_its_weights_not_by_its_place(tmp_path):
   assert ours['digest'] == theirs['digest'] and len(ours['digest']) == 12
 
 
+def test_a_question_of_the_test_that_is_trained_on_is_named(monkeypatch):
+  said = []
+  monkeypatch.setattr(fingerprint.processes, 'say', said.append)
+  train = [dataclasses.replace(q, uid=f'train/{q.uid}', text=q.text.upper())
+           for q in SETS[0].questions[:1]]
+  fingerprint.warn_of_overlap(train, SETS)
+  (text,), uid = said, SETS[0].questions[0].uid
+  assert text.startswith(
+      f'Warning: 1 of the {len(SETS[0].questions)} questions of nq are in '
+      f"data.train, too, such as {uid!r} ('train/{uid}' there).")
+  fingerprint.warn_of_overlap([], SETS)
+  assert len(said) == 1
+
+
 def test_questions_that_were_trained_on_are_counted(tmp_path):
   run = tmp_path / 'run'
   (run / 'data' / 'train').mkdir(parents=True)

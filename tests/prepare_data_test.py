@@ -175,7 +175,7 @@ def broken_line(source):
 def lacking_key(source):
   published.write_lines(source / 'asqa/dev.jsonl', [
       {'id': 'dev_0', 'golden_answers': ['x']}])
-  return 'asqa', 'asqa/dev.jsonl, line 1 must be .*KeyError'
+  return 'asqa', "asqa/dev.jsonl, line 1 must be .* it has no 'question'"
 
 
 def lacking_golds(source):
@@ -212,7 +212,7 @@ def lacking_csv_column(source):
 def broken_passage(source):
   published.write_lines(source / 'wiki-18.jsonl.gz', [
       published.passages()[0], {'id': '1', 'title': 'T'}])
-  return 'wiki-18', r"a passage must have contents.*line 2 has \['id', 'title'"
+  return 'wiki-18', r"a passage must have contents.*line 2 has id: str, title: "
 
 
 def missing_file(source):

@@ -4,6 +4,7 @@
 
 import contextlib
 import hashlib
+import json
 import signal
 
 import jax
@@ -63,6 +64,31 @@ def test_updates_and_their_record_by_hand(tmp_path):
         record[name], [np.mean(values[:2]), np.mean(values[2:4]), values[4]],
         atol=1e-4)
   assert checkpoint.steps(tmp_path) == [4, 5]
+
+
+def test_each_loss_is_shown_beside_its_update(tmp_path, monkeypatch):
+  shown = []
+
+  class Bar:
+    def __init__(self, total, done, **_):
+      self.done = done
+
+    def update(self, done, loss):
+      self.done += 1
+      shown.append((self.done, loss))
+
+    def close(self):
+      pass
+
+  monkeypatch.setattr(supervised.progress_lib, 'ProgressBar', Bar)
+  with contextlib.closing(metrics.Writer(tmp_path)) as writer:
+    fit(tmp_path, writer=writer)
+  written = [json.loads(line) for line in (
+      tmp_path / metrics.FILE).read_text().splitlines()]
+  assert shown == [
+      (line['training/global_step'], pytest.approx(line['sft/loss']))
+      for line in written if 'sft/loss' in line]
+  assert len(shown) == STEPS
 
 
 def test_a_killed_run_ends_in_the_same_bytes(tmp_path):

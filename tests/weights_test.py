@@ -276,6 +276,11 @@ def add_a_head(folder):
       'lm_head.weight': t['model.embed_tokens.weight'] + 1}))
 
 
+def a_run(folder):
+  shutil.copytree(folder, folder / 'model')
+  edit_config(folder, architectures=...)
+
+
 def rope(**changes):
   return lambda folder: edit_config(folder, rope_parameters=changes)
 
@@ -290,6 +295,8 @@ def rope(**changes):
     (lambda f: edit_config(f, architectures=['GPT2LMHeadModel']), ValueError,
      r"one of \['Llama.*'Qwen3MoeForCausalLM'\].* names 'GPT2LMHeadModel'"),
     (lambda f: edit_config(f, architectures=...), ValueError, "names 'none'"),
+    (a_run, ValueError, 'must be the folder of a model, but .*model is that of '
+     'a run. Name its model: .*model/model'),
     (lambda f: edit_config(f, hidden_size=...), ValueError,
      "config.json.*'hidden_size'"),
     (lambda f: edit_config(f, vocab_size='96'), ValueError,

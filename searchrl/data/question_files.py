@@ -77,7 +77,7 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
   for file in files:
     if not file.path.is_file():
       raise FileNotFoundError(
-          'questions are read from a jsonl or parquet file, but '
+          'questions are read from a jsonl, csv, tsv or parquet file, but '
           f'{file.path} is not a file. Check {field}.')
   return files
 

@@ -64,8 +64,8 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(
-        f'questions are read from a jsonl or parquet file, but {file} is not a '
-        'file. Check the paths under config.data.')
+        'questions are read from a jsonl, csv, tsv or parquet file, but '
+        f'{file} is not a file. Check the paths under config.data.')
   place_of: dict[tuple[str, str], str] = {}
   result, left_out = [], 0
   for place, record in question_files.records(file, needs_golds=needs_golds):
@@ -83,7 +83,8 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
   if left_out:
     _say_left_out(file, left_out)
   if not result:
-    raise ValueError(f'{file} holds no question.')
+    raise ValueError(f'{file} holds no question. Write a question per line, or '
+                     'name another file.')
   repeats = len({q.uid for q in result}) < len(result)
   for n, (question, place) in enumerate(zip(result, place_of.values())):
     parts = prefix, question.data_source if repeats else '', question.uid
@@ -124,10 +125,13 @@ def _parse(record: question_files.Record, place: str, stem: str,
         gold_passages=golds.passages(record, metadata))
   except (ValueError, LookupError, TypeError, AttributeError,
           OverflowError) as error:  # OverflowError: hops are infinite
+    keys = '"id", "question"' + ', "golden_answers"' * needs_golds
+    reason = (f'it has no {error}' if isinstance(error, KeyError) else
+              f'{error}' if isinstance(error, ValueError) else
+              f'{type(error).__name__} {error}')
     raise ValueError(
-        f'{place} must be {{"id", "question", "golden_answers"}}, but '
-        f'{json.dumps(record, default=str)[:80]!r} is not: '
-        f'{type(error).__name__} {error}.') from error
+        f'{place} must be {{{keys}}}, but {json.dumps(record, default=str)[:80]!r} '
+        f'is not: {reason}.') from error
   if not question.text or (needs_golds and not question.answers):
     raise ValueError(
         f'{place} must have a question and at least one golden answer, against '

@@ -111,6 +111,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
   data, sets = datasets.shared(lambda: (  # before the directory is claimed
       train_set(config, folder, admit=admit),
       evaluation_sets(config, folder, admit=admit)))
+  if config.data.train:
+    fingerprint.warn_of_overlap(data.questions, sets)
   questions = stream(config, data)
   with progress.phase('Starting the devices'):
     mesh, onto = meshes.divided(

@@ -196,7 +196,7 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
     loras.Lora(**config.model.lora)
   if 0 < updates < config.optimizer.warmup_steps:
     processes.say(
-        f'Warning: optimizer.warmup_steps={config.optimizer.warmup_steps} are '
+        f'Warning: optimizer.warmup_steps={config.optimizer.warmup_steps} is '
         f"more than the run's {updates} updates, so that it never reaches its "
         'learning rate.')
 

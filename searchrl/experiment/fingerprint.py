@@ -11,6 +11,7 @@ import json
 import pathlib
 from typing import Any
 
+from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
@@ -19,6 +20,7 @@ from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.models import weights
 from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.trajectory import Question
 
@@ -104,6 +106,22 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
     trained += questions_lib.read(file, needs_golds=False)
   return compare.overlap(trained, {
       data.name: data.questions for data in sets}) if trained else {}
+
+
+def warn_of_overlap(train: Sequence[Question],
+                    sets: Sequence[datasets.Dataset]) -> None:
+  """Warns if questions of an evaluation are among those of the training."""
+  known = {rewards.normalise(question.text): question for question in train}
+  for data in sets:
+    both = [question for question in data.questions
+            if rewards.normalise(question.text) in known]
+    if both:
+      other = known[rewards.normalise(both[0].text)]
+      processes.say(
+          f'Warning: {len(both)} of the {len(data.questions)} questions of '
+          f'{data.name} are in data.train, too, such as {both[0].uid!r} '
+          f'({other.uid!r} there). Its scores are too high, unless you take '
+          'them out of one of the two.')
 
 
 def _digest(data: bytes) -> str:

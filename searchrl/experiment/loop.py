@@ -369,8 +369,7 @@ def _pinned(progress: Progress, options: Any) -> list[int]:
 
 def _log_stop() -> None:
   if processes.is_first():
-    signals.say('Stopping after this step; press Ctrl-C again to stop at once '
-                'and lose it.')
+    signals.say('Stopping after this step; Ctrl-C stops at once and loses it.')
 
 
 def _check_done(progress: Progress, options: Any, folder: pathlib.Path

@@ -363,9 +363,9 @@ def sample(file: str, count: int) -> Iterator[Passage]:
       lines.seek(size * place // count)
       if place:
         lines.readline()  # the rest of a line
-      line = lines.readline()
+      start, line = lines.tell(), lines.readline()
       if line.strip():
-        yield corpora.parse(line, f'a line of {path}')
+        yield corpora.parse(line, f'the line at byte {start} of {path}')
 
 
 def _longest_conversation(get: Callable[[str], Any],

@@ -158,6 +158,12 @@ def by_chains(config, questions: Sequence[Question],
         f'{tuple(options.hops)}, but {len(chains)} of {len(questions)} have a '
         'chain, and none of these counts. Add chains, or choose '
         "demonstrations.source='teacher'.")
+  if len(chosen) < len(questions):
+    processes.say(
+        f'{len(questions) - len(chosen)} of the {len(questions)} questions of '
+        'data.train have no metadata.chain'
+        + f' of demonstrations.hops={tuple(options.hops)}' * bool(options.hops)
+        + ', and are not demonstrated.')
   others = list(chains.values())
   scripts = {question.uid: chains_lib.script(
       question, chains[question.uid], others,

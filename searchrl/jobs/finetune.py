@@ -217,6 +217,10 @@ def read(path: str, field: str, tokenizer, options: Any
     if not file.is_file() or not question_files.has_questions(file):
       return [_encode(conversation, tokenizer)
               for conversation in conversations.read(path, field=field)]
+    processes.say(
+        f'{path} has questions, so the policy learns to answer them at once, '
+        'without a search. configs/demonstrations.py makes demonstrations of '
+        'searches from questions.')
     dialogue = prompts.framed(
         tokenizer, prompts.SETS[options.prompts]['direct'])
     return [transcripts.of_segments((

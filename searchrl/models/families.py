@@ -104,6 +104,10 @@ def parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
   """
   architecture = (raw.get('architectures') or ['none'])[0]
   if architecture not in FAMILIES:
+    if (path.parent / 'model' / 'config.json').is_file():
+      raise ValueError('model.path must be the folder of a model, but '
+                       f'{path.parent} is that of a run. Name its model: '
+                       f'{path.parent / "model"}.')
     raise ValueError(
         f'model.path must hold one of {sorted(FAMILIES)}, but {path} names '
         f'{architecture!r}. docs/extend.md shows how to add a family.')

@@ -108,8 +108,8 @@ def locate(path: str | pathlib.Path) -> pathlib.Path:
   path = pathlib.Path(path)
   if not path.is_file():
     raise FileNotFoundError(
-        f'corpus must be a jsonl file, but there is none at {path}. Check the '
-        'path.')
+        f'corpus must be a jsonl file, but there is none at {path}'
+        f'{", which is a folder" if path.is_dir() else ""}. Check the path.')
   if path.name.removesuffix('.gz').endswith(_TABLES):
     raise ValueError(
         f'corpus must be a jsonl file, but {path} is a table. Write each row as '
@@ -249,7 +249,8 @@ def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
         raise ValueError(f'title must be one line, but that of {place} is '
                          f'{title[:80]!r}. Join its lines.')
       return title, text
+  kinds = ', '.join(f'{key}: {type(value).__name__}'
+                    for key, value in sorted(record.items()))
   raise ValueError(
       f'a passage must have contents, or title and text, as strings, but '
-      f'{place} has {str(sorted(record))[:200]}. Put \'"Title"\\ntext\' into '
-      'contents.')
+      f'{place} has {kinds:.200}. Put \'"Title"\\ntext\' into contents.')

@@ -126,22 +126,24 @@ def fit(
   if not record['steps']:
     writer.write(0, _validated(validation, state, record, steps))
   first, clock, stopping = record['steps'], time.process_time(), False
-  shown: Metrics = {}
+  loss: Any = None
   with (signals.StopRequest(_say_stop) as stop,
         contextlib.closing(progress_lib.ProgressBar(
             steps, first, enabled=progress and processes.is_first(),
             unit='update')) as bar):
     while record['steps'] < steps and not stopping:
       state, metrics = _updated(update, state, batch_of, record, first)
-      # The loss of the previous update, so that the host need not wait.
-      bar.update(None, **{name: float(x) for name, x in shown.items()})
-      shown = {'loss': metrics['sft/loss']}
+      if loss is not None:  # of the previous update: the host need not wait
+        bar.update(None, loss=float(loss))
+      loss = metrics['sft/loss']
       writer.write(record['steps'], metrics | _validated(
           validation, state, record, steps))
       stopping = processes.stop_requested_anywhere(stop.is_requested)
       whole = record['steps'] % save_every == 0 or record['steps'] == steps
       if whole or stopping:
         clock = _save(folder, state, record, whole, clock)
+    if loss is not None:
+      bar.update(None, loss=float(loss))
   if record['steps'] < steps:
     raise signals.Stopped(
         f'Stopped after update {record["steps"]}; everything is saved in '
@@ -246,8 +248,8 @@ def _add_means(record: dict[str, Any], whole: bool) -> None:
 
 def _say_stop() -> None:
   if processes.is_first():
-    signals.say('Stopping after this update; press Ctrl-C again to stop at '
-                'once and lose it.')
+    signals.say('Stopping after this update; Ctrl-C stops at once and loses '
+                'it.')
 
 
 def language_update(learner: learners.Learner, base: Any = None) -> Update:
@@ -300,7 +302,7 @@ def language_loss(learner: learners.Learner, base: Any,
   def loss(state):
     total = count = 0.0
     with progress_lib.phase('Computing the validation loss',
-                            total=len(batches), unit='part') as reach:
+                            total=len(batches), unit='batch') as reach:
       for batch in progress_lib.counted(batches, reach):
         weights = np.where(batch.loss_mask, batch.weights, 0).astype(np.float64)
         total -= np.sum(
