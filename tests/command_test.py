@@ -23,7 +23,9 @@ def test_a_command_stands_for_flags(given, wanted):
 @pytest.mark.parametrize('given, message', [
     ('train', 'searchrl train configs/dspo.py'),
     ('train --plan', 'must be followed by the file'),
-    ('evalute runs/a', "'evalute' is none. Did you mean configs/evaluate.py")])
+    ('evalute runs/a', "'evalute' is none. Did you mean searchrl evaluate?"),
+    ('trian configs/dspo.py', 'Did you mean searchrl train?'),
+    ('serv', 'Did you mean searchrl serve?')])
 def test_a_wrong_command_is_refused(given, message):
   with pytest.raises(ValueError, match=message):
     command.expand(given.split())

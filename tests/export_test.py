@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """export: a checkpoint of a run as a folder that can be loaded."""
 
+import pathlib
+
 import jax
 import numpy as np
 import pytest
@@ -42,6 +44,13 @@ def test_a_step_is_a_model_folder(run, tmp_path, capsys, step, dtype, atol):
     assert f'| {row} |' in card
   assert 'The run was not evaluated at this step.' in card
   assert 'trained on generated worlds' in card.partition('## Limits')[2]
+
+
+@pytest.mark.parametrize('run, name', [
+    ('runs/dspo', 'dspo'), ('runs/sweep/low/seed_0', 'low_seed_0'),
+    ('runs/a/iteration_2/solver', 'a_iteration_2_solver')])
+def test_runs_of_a_common_name_are_exported_apart(run, name):
+  assert export._name(pathlib.Path(run)) == name
 
 
 def test_a_step_that_is_not_kept_names_those_that_are(run, tmp_path):

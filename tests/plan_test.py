@@ -418,6 +418,11 @@ def test_slots_follow_the_memory(size, on, capsys):
   assert memory_plan.chosen(made).rollout.max_num_seqs == 48  # given
 
 
+def test_an_evaluation_without_an_engine_is_planned_with_bm25(tmp_path, capsys):
+  plan.run(evaluate.get_config('smoke'), str(tmp_path))
+  assert 'It fits' in capsys.readouterr().out
+
+
 def test_a_plan_of_an_evaluation_holds_what_sampling_needs_alone(capsys):
   made = evaluate.get_config('methods/qwen2.5-7b-instruct')
   made.plan.update(devices='v5e-8', compile=False)

@@ -75,6 +75,13 @@ def test_a_config_without_questions_shows_an_example():
   assert show_prompt._QUESTION in shown(config)
 
 
+def test_the_prompt_of_a_run_is_shown_by_the_jobs_that_serve_it(capsys):
+  with pytest.raises(SystemExit) as end:
+    main.run(['--config=configs/ask.py', '--show_prompt'])
+  assert not end.value.code
+  assert show_prompt._QUESTION in capsys.readouterr().out
+
+
 def test_each_role_of_self_play_has_its_prompt(capsys):
   show_prompt.run(drzero.get_config('smoke'), '')
   proposer, solver = capsys.readouterr().out.split('The solver:')

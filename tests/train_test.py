@@ -124,11 +124,40 @@ def test_sampler_and_learner_agree_on_log_probs(whole):
     assert line['training/rollout_logprobs_diff_max'] < 1e-3
 
 
+def test_the_end_is_forgotten_by_a_run_that_goes_on(tmp_path, capsys):
+  """Also if it was stopped in the last evaluation, before its summary."""
+  def lines_with(*names):
+    (tmp_path / metrics.FILE).write_text(''.join(
+        json.dumps({'training/global_step': 2, name: 1.0}) + '\n'
+        for name in names))
+
+  lines_with('val/nq/em/greedy', 'actor/pg_loss')
+  train._forget_end(tmp_path, 2)  # of a validation during training
+  assert 'val/' in (tmp_path / metrics.FILE).read_text()
+  for name in ('evaluation/after', 'evaluation/step_000002', 'model'):
+    (tmp_path / name).mkdir(parents=True)
+  train._forget_end(tmp_path, 2)
+  assert not (tmp_path / 'model').exists()
+  assert [p.name for p in (tmp_path / 'evaluation').iterdir()] == ['step_000002']
+  assert [json.loads(line).keys() for line in (
+      tmp_path / metrics.FILE).read_text().splitlines()][-1] == {
+          'training/global_step', 'actor/pg_loss'}
+  assert 'goes on' not in capsys.readouterr().err
+  (tmp_path / 'summary.txt').touch()
+  train._forget_end(tmp_path, 2)
+  assert not (tmp_path / 'summary.txt').exists()
+  assert 'was finished at step 2, and goes on' in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_finished_run_is_prolonged_and_equals_a_longer_one(whole, tmp_path):
+@pytest.mark.parametrize('is_killed', [False, True])
+def test_a_finished_run_is_prolonged_and_equals_a_longer_one(
+    whole, tmp_path, is_killed):
   train.run(tiny(dspo, steps=2, checkpoint_every=1), str(tmp_path))
   assert (tmp_path / 'summary.txt').exists()
+  if is_killed:  # after the last evaluation
+    (tmp_path / 'summary.txt').unlink()
   train.run(tiny(dspo, steps=4, checkpoint_every=1), str(tmp_path))
   assert lines(tmp_path) == lines(whole)
   assert state_digest(tmp_path) == state_digest(whole)
@@ -139,6 +168,13 @@ def test_a_finished_run_is_prolonged_and_equals_a_longer_one(whole, tmp_path):
   train.run(tiny(dspo, steps=4, checkpoint_every=1), str(tmp_path))
   assert lines(tmp_path) == lines(whole)
   assert state_digest(tmp_path) == state_digest(whole)
+  for step in (tmp_path / 'checkpoints').iterdir():  # all are damaged
+    part = max((file for file in step.rglob('*') if file.is_file()),
+               key=lambda file: file.stat().st_size)
+    part.write_bytes(bytes(part.stat().st_size))
+  with pytest.raises(ValueError, match='Nothing was changed'):
+    train.run(tiny(dspo, steps=6, checkpoint_every=1), str(tmp_path))
+  assert (tmp_path / 'model').exists() and (tmp_path / 'summary.txt').exists()
   shutil.rmtree(tmp_path / 'checkpoints')  # from here it cannot go on
   train.run(tiny(dspo, steps=6, checkpoint_every=1), str(tmp_path))
   assert lines(tmp_path) == lines(whole)
@@ -150,6 +186,19 @@ def test_finished_run_prints_its_table_and_exits(whole, capsys):
   train.run(tiny(dspo, steps=4), str(whole))
   assert 'is finished' in capsys.readouterr().out
   assert (whole / metrics.FILE).read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_change_that_the_checkpoint_does_not_fit_leaves_the_run_whole(whole):
+  """allow_changes lets it be tried."""
+  before = {file: file.read_bytes() for file in whole.glob('*.json')}
+  config = tiny(dspo, steps=6)
+  config.allow_changes, config.model.lora.rank = True, 4
+  with pytest.raises(ValueError, match='template leaf .* is absent'):
+    train.run(config, str(whole))
+  assert before == {file: file.read_bytes() for file in whole.glob('*.json')}
+  assert (whole / 'model').exists() and (whole / 'summary.txt').exists()
+  assert (whole / 'evaluation' / 'after').exists()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 """workdir: the same command goes on in its folder, another one is refused."""
 
 import json
+import os
 
 import pytest
 
@@ -28,6 +29,32 @@ def test_a_run_folder_keeps_its_config_and_refuses_another(tmp_path):
   assert read(tmp_path)['a']['b'] == 1
   workdir.prepare(tmp_path, config, allow_changes=True)
   assert read(tmp_path)['a']['b'] == 2
+
+
+def test_another_spelling_of_a_path_is_no_change(tmp_path):
+  workdir.prepare(tmp_path, dict(path='runs/a', engine='bm25'))
+  for path in ('runs//a', 'runs/a/', './runs/a', os.path.abspath('runs/a')):
+    workdir.prepare(tmp_path, dict(path=path, engine='bm25'))
+  with pytest.raises(ValueError, match="path: '.*runs/a' -> 'runs/b'"):
+    workdir.prepare(tmp_path, dict(path='runs/b', engine='bm25'))
+
+
+def test_an_error_puts_the_files_of_a_run_back(tmp_path):
+  config = dict(a=1)
+  with pytest.raises(ValueError, match='no fit'):
+    with workdir.unchanged_on_error(tmp_path):  # a new run
+      workdir.prepare(tmp_path, config)
+      raise ValueError('no fit')
+  assert read(tmp_path) == config
+  workdir.note(tmp_path, 'search', {'digest': 'x'})
+  with pytest.raises(ValueError, match='no fit'):
+    with workdir.unchanged_on_error(tmp_path):
+      workdir.prepare(tmp_path, dict(a=2), allow_changes=True)
+      workdir.note(tmp_path, 'search', {'digest': 'y'}, allow_changes=True)
+      assert read(tmp_path) == dict(a=2)
+      raise ValueError('no fit')
+  assert read(tmp_path) == config
+  assert json.loads((tmp_path / 'search.json').read_text()) == {'digest': 'x'}
 
 
 def test_added_and_removed_options_are_named(tmp_path):

@@ -81,6 +81,7 @@ def run(
     samples: int = 1,
     templates: Mapping[str, str] = prompts.PLAIN,
     fingerprint: str = '',
+    model: str = '',
     folder: pathlib.Path | None = None,
     shard: int = SHARD,
     title: str = 'Evaluating',
@@ -97,8 +98,10 @@ def run(
     templates: Prompt templates of other methods; see `agent.prompts`.
     fingerprint: Fingerprint of everything that the scores depend on; it is
       written to rows and records.
+    model: Digest of the policy, which is written to records.
     folder: Directory for the records, and then the table. Existing records are
-      not sampled again. None: nothing is written.
+      not sampled again, unless they are of another `model`. None: nothing is
+      written.
     shard: Number of trajectories that are sampled and then written together.
     title: Text beside the progress bar.
     judge: Judge whose verdicts are further columns; None: no judge.
@@ -118,8 +121,8 @@ def run(
       play = _player(
           sampler, synced.weights, case, count, step, templates, tally)
       results.append((case, _case(
-          play, case, max(shard // count, 1), count, sampler.tokenizer, label,
-          folder, tally, judge)))
+          play, case, max(shard // count, 1), count, sampler.tokenizer,
+          label | ({'model': model} if model else {}), folder, tally, judge)))
   rows = [row | label for row in (
       *(row for case, scores in results for row in _rows(case, scores)),
       *_means(results))]
@@ -203,12 +206,13 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
            judge: scoring.Scorer | None) -> list[scores_lib.Score]:
   """Returns the scores of a shard, which is a part of a case's questions.
 
-  If `file` already has the shard's records, the scores are read from it. Else
-  the questions are answered, and the records are written to `file` if it is not
-  None.
+  If `file` already has the shard's records, of the same model, the scores are
+  read from it. Else the questions are answered, and the records are written to
+  `file` if it is not None.
   """
   recorded_scores = file and processes.on_first(str(file), lambda: [
-      line['score'] for line in shards.read(file) or ()])
+      line['score'] for line in shards.read(file) or ()
+      if line.get('model') in (None, label.get('model'))])
   if recorded_scores:
     return [scores_lib.Score(**score) for score in recorded_scores]
   began = time.perf_counter()

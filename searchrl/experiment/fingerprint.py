@@ -45,7 +45,7 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
   dialogue = sampler.dialogue
   return {
       'data': questions(sets),
-      'search': search, 'model': _model(config, run),
+      'search': search, 'model': model(config, run),
       'prompt': _digest(''.join(
           [dialogue.head, dialogue.template, dialogue.tail]).encode()),
       'budgets': config.rollout.budgets.to_dict(),
@@ -66,7 +66,7 @@ def questions(sets: Sequence[datasets.Dataset]) -> dict[str, str]:
           for data in sets}
 
 
-def _model(config: Any, run: str) -> dict[str, Any]:
+def model(config: Any, run: str) -> dict[str, Any]:
   """Returns a description of the evaluated model, with a digest of it.
 
   For a run, the digest is that of the checkpoint's file of checksums; without a

@@ -78,17 +78,20 @@ class Health:
     """Validates the state if it is due, and returns the new progress.
 
     The progress records the step and the score of the best validation so far;
-    among equal scores, the first is the best. The last step is not validated,
-    since the evaluation at the end of the run follows it.
+    among equal scores, the first is the best. Scores of other questions, before
+    a change of evaluate.limit or num_sets_during, do not count. The last step
+    is not validated, since the evaluation at the end of the run follows it.
     """
-    every, step = self._config.evaluate.every, progress.step
+    options, step = self._config.evaluate, progress.step
+    every, of = options.every, (options.limit, options.num_sets_during)
     if not every or step % every or is_done(progress, self._config.train):
       return progress
     self._heartbeat.beat(f'validation after step {step}')
     score = self._validate(state, step)
-    if score is None or progress.best and score <= progress.best[1]:
+    if score is None or (progress.best and progress.best_of in ((), of)
+                         and score <= progress.best[1]):
       return progress
-    return dataclasses.replace(progress, best=(step, score))
+    return dataclasses.replace(progress, best=(step, score), best_of=of)
 
   def roll_back(self, progress: Progress, verdict: guards.Verdict) -> None:
     """Records a rollback and deletes the checkpoints after the trusted one.

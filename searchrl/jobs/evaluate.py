@@ -77,7 +77,8 @@ def run(config, workdir: str) -> None:
       config, loaded[0], sets, searched, options.run))
   rows = evaluator.run(
       *loaded, cases, step=options.step, samples=options.samples,
-      fingerprint=fingerprint.of(facts), folder=folder, judge=judge)
+      fingerprint=fingerprint.of(facts), model=facts['model']['digest'],
+      folder=folder, judge=judge)
   processes.on_first('fingerprint', lambda: _note(
       folder, facts, fingerprint.overlap(options.run, sets)))
   if processes.is_first():
@@ -159,8 +160,8 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
         [dataclasses.replace(case, method=method.method) for case in cases],
         step=options.step, samples=options.samples,
         templates=prompts.SETS[options.prompts],
-        fingerprint=fingerprint.of(facts), folder=here,
-        title=f'Evaluating {name}', judge=judge)
+        fingerprint=fingerprint.of(facts), model=facts['model']['digest'],
+        folder=here, title=f'Evaluating {name}', judge=judge)
     processes.on_first('fingerprint', lambda: _note(
         here, facts, fingerprint.overlap(method.run, sets)))
     note = '' if method.taught else 'prompt never taught'

@@ -4,6 +4,7 @@
 
 import functools
 import pathlib
+import re
 import sys
 
 from searchrl.agent import chat
@@ -39,7 +40,7 @@ def run(config, workdir: str) -> None:
     base = weights.load(
         path, shape, dtype=model.get('dtype', 'float32'), sharding_of=(
             functools.partial(meshes.sharding, meshes.make(**config.mesh))))
-  target = pathlib.Path(workdir) / f'{folder.resolve().name}_step_{step}'
+  target = pathlib.Path(workdir) / f'{_name(folder.resolve())}_step_{step}'
   if processes.is_first():
     target.parent.mkdir(parents=True, exist_ok=True)
   params = policy.trained(folder, base, shape, step=step)
@@ -48,3 +49,9 @@ def run(config, workdir: str) -> None:
                  eos_id=chat.ends(tokenizers.load(path)), dtype=options.dtype)
   processes.on_first('card', lambda: model_card.write(target, folder, step))
   processes.say(str(target), file=sys.stdout)
+
+
+def _name(run: pathlib.Path) -> str:
+  """Returns a run's name, with the folder above if many runs have this name."""
+  is_common = re.fullmatch(r'(seed|iteration)_\d+|solver|proposer', run.name)
+  return f'{_name(run.parent)}_{run.name}' if is_common else run.name

@@ -114,7 +114,7 @@ def _in(workdir: str, phase: Any) -> Any:
   """Returns the config of a phase, with {workdir} replaced in its texts."""
   phase = copy.deepcopy(phase)  # with the rules of its fields
   with phase.unlocked():
-    return _fill(phase, str(workdir))
+    return _fill(phase, str(workdir).rstrip('/'))
 
 
 def _fill(value: Any, workdir: str) -> Any:

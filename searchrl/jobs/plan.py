@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the memory that a config needs on each device, and a verdict."""
 
+import copy
+
 from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import memory_plan
+from searchrl.experiment import past_runs
 from searchrl.experiment import plan_totals
+from searchrl.experiment import run_defaults
 from searchrl.runtime.devices import GIB
 
 _FOR_ROLLOUTS = ('more rollout.tensor, fewer rollout.max_num_seqs, '
@@ -26,6 +30,7 @@ def run(config, workdir: str) -> None:
     ValueError: The config cannot be run on these devices.
   """
   del workdir  # nothing is written
+  config = _with_engine(config)
   config_checks.check(config)
   config = memory_plan.resolved(config)
   parts = build.beside_job(config, 'phases') or build.beside_job(
@@ -35,6 +40,18 @@ def run(config, workdir: str) -> None:
   for name, part in parts.items():
     config_checks.check(part)
     print(f'The {name}:\n\n{describe(memory_plan.make(part))}\n')
+
+
+def _with_engine(config):
+  """Returns the config of an evaluation with the values of the run it names."""
+  run, field = run_defaults.run_of(config)
+  if 'search' not in config or config.search.engine:
+    return config
+  if run:
+    return run_defaults.complete(config, run, field)
+  config = copy.deepcopy(config)  # a model alone, perhaps not on this machine
+  config.search.engine, config.search.options = past_runs.search_of_run('')
+  return config
 
 
 def describe(plan: plan_totals.Plan) -> str:

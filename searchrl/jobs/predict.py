@@ -61,8 +61,10 @@ def run(config, workdir: str) -> None:
   cases = searches.cases(
       searches.of_evaluation(config), sets, options, seed=config.seed,
       bind=toolsets.of_sampler(sampler, config.seed))
-  evaluator.run(sampler, params, cases, step=options.step, folder=folder,
-                title='Predicting')
+  digest = processes.on_first('model', lambda: fingerprint.model(
+      config, options.run)['digest'])
+  evaluator.run(sampler, params, cases, step=options.step, model=digest,
+                folder=folder, title='Predicting')
   processes.on_first('predictions', lambda: _write(folder))
   processes.say(f'wrote {folder / FILE}', file=sys.stdout)
 

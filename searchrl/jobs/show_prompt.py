@@ -100,7 +100,8 @@ def _sample(config, top_k: int) -> tuple[str, tuple[Passage, ...]]:
   if config.data.get('train'):
     file = question_files.named(config.data.train, 'data.train')[0].path
     question = questions_lib.read(file, needs_golds=False)[0].text
-  elif any(config.data.get('per_hop', ())) and not config.search.corpus:
+  elif 'train' in config.data and any(
+      config.data.get('per_hop', ())) and not config.search.corpus:
     with tempfile.TemporaryDirectory() as folder:
       data = build.train_set(config, pathlib.Path(folder))
     passages = data.corpus if data.corpus is not None else (_PASSAGE,)

@@ -30,6 +30,7 @@ from searchrl.runtime import host_memory
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import progress as progress_lib
+from searchrl.runtime import workdir as workdirs
 
 BEST = 'best.json'  # in a run's directory: step and score of best validation
 
@@ -56,15 +57,18 @@ def run(config, workdir: str | pathlib.Path) -> None:
 def _train(config, folder: pathlib.Path) -> None:
   config = memory_plan.chosen(
       model_defaults.resolved(config, folder, trains=True))
-  experiment = build.build(config, folder)
-  if processes.on_first('done?', lambda: _is_finished(config, folder)):
-    processes.say((folder / summary.FILE).read_text(), file=sys.stdout)
-    processes.say(f'{folder} is finished. Raise train.num_steps (or '
-                  'max_rollouts) to prolong it, or use another --workdir for '
-                  'another run.', file=sys.stdout)
-    return
-  state, progress = loop.restore(
-      experiment, folder, keep=config.train.keep_checkpoints)
+  with workdirs.unchanged_on_error(folder):
+    experiment = build.build(config, folder)
+    if processes.on_first('done?', lambda: _is_finished(config, folder)):
+      processes.say((folder / summary.FILE).read_text(), file=sys.stdout)
+      processes.say(f'{folder} is finished. Raise train.num_steps (or '
+                    'max_rollouts) to prolong it, or use another --workdir for '
+                    'another run.', file=sys.stdout)
+      return
+    state, progress = loop.restore(
+        experiment, folder, keep=config.train.keep_checkpoints)
+  if not health.is_done(progress, config.train):
+    processes.on_first('go on', lambda: _forget_end(folder, progress.step))
   if not experiment.learner.needs_base:
     experiment = dataclasses.replace(experiment, params=None)  # makes room
   learner, base = experiment.learner, experiment.params
@@ -111,10 +115,9 @@ def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
 
 
 def _is_finished(config, folder: pathlib.Path) -> bool:
-  """Returns whether the run is finished. If not, makes it ready to go on.
+  """Returns whether the run is finished, and its number of steps not raised.
 
-  If `num_steps` was raised after the end, the files of the end are deleted. A
-  run without checkpoints cannot go on, and counts as finished.
+  A run without checkpoints cannot go on, and counts as finished.
   """
   if not (folder / summary.FILE).exists():
     return False
@@ -125,14 +128,18 @@ def _is_finished(config, folder: pathlib.Path) -> bool:
       break
   else:
     return True
-  if health.is_done(progress, config.train):
-    return True
-  (folder / summary.FILE).unlink()  # first, as it marks the run as finished
+  return health.is_done(progress, config.train)
+
+
+def _forget_end(folder: pathlib.Path, step: int) -> None:
+  """Deletes what the end of a run at this step has written, if it goes on."""
+  if (folder / summary.FILE).exists():
+    (folder / summary.FILE).unlink()  # first, as it marks the run as finished
+    processes.say(f'{folder} was finished at step {step}, and goes on.')
+  if (folder / 'evaluation' / 'after').exists():
+    metrics.drop(folder, step, 'val/')
   for name in ('model', 'evaluation/after'):
     shutil.rmtree(folder / name, ignore_errors=True)
-  metrics.drop(folder, progress.step, 'val/')
-  processes.say(f'{folder} was finished at step {progress.step}, and goes on.')
-  return False
 
 
 def _evaluate(experiment: build.Experiment, params, name: str,

@@ -56,6 +56,8 @@ class Progress:
   in_flight: tuple[Collected, ...] = ()  # sampled ahead; not trained on yet
   rollbacks: int = 0  # times that the run went back to a checkpoint
   best: tuple[int, float] | None = None  # step and score of best validation
+  # evaluate.limit and num_sets_during of these scores; (): not recorded.
+  best_of: tuple[int, ...] = ()
   collapsing: bool = False  # the last step raised an alert of a collapse
   before_collapse: int | None = None  # step of the last checkpoint before it
 
@@ -74,7 +76,8 @@ class Progress:
         'surplus': tuple([records.from_json(t) for t in group]
                          for group in record['surplus']),
         'in_flight': tuple(map(Collected.from_json, record['in_flight'])),
-        'best': tuple(record['best'] or ()) or None})
+        'best': tuple(record['best'] or ()) or None,
+        'best_of': tuple(record.get('best_of', ()))})
 
 
 @dataclasses.dataclass(frozen=True)

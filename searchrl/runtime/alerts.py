@@ -166,7 +166,7 @@ def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
 
 def default_limits() -> dict[str, float]:
   """Returns the default limit of every rule."""
-  return {name: rule.limit for name, rule in RULES.items()}
+  return {name: float(rule.limit) for name, rule in RULES.items()}
 
 
 def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:

@@ -12,6 +12,7 @@ NAME is any config that the package has; `serve` is short for `serve_model`.
 user's. All commands take the flags of `searchrl.main`.
 """
 
+import difflib
 from importlib import metadata
 import runpy
 import sys
@@ -58,9 +59,12 @@ def expand(arguments: list[str]) -> list[str]:
     return [f'--config={texts[0]}', *flags]
   stem = _SHORT.get(name, name)
   if stem not in config_files.shipped():
+    near = difflib.get_close_matches(
+        name, ['train', *_SHORT, *config_files.shipped()], n=1)
+    hint = f'Did you mean searchrl {near[0]}? ' if near else ''
     raise ValueError(
-        f'searchrl must be followed by a command, but {name!r} is none. '
-        f'{config_files.nearest(stem)} searchrl --help lists all.')
+        f'searchrl must be followed by a command, but {name!r} is none. {hint}'
+        'searchrl --help lists all.')
   return [f'--config=configs/{stem}.py' + ''.join(f':{text}' for text in texts),
           *flags]
 

@@ -6,10 +6,12 @@ The same command finds the same directory and resumes. A changed config is
 refused, because a run with two different configs has no meaning.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import subprocess
@@ -114,6 +116,24 @@ def check(folder: str | pathlib.Path, config: dict[str, Any], *,
                 (*free, *new, 'allow_changes'))
 
 
+@contextlib.contextmanager
+def unchanged_on_error(folder: pathlib.Path) -> Iterator[None]:
+  """Puts the JSON files of a run's directory back if the body raises an error.
+
+  A run that began before then still has its config and facts, although
+  `allow_changes` let new ones be written that do not fit the run.
+  """
+  before = {file: file.read_bytes() for file in folder.glob('*.json')}
+  try:
+    yield
+  except Exception:
+    if processes.is_first() and folder / CONFIG in before:
+      for file, data in before.items():
+        if file.read_bytes() != data:
+          atomic_files.write(file, data)
+    raise
+
+
 def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
   """Returns the config that a run wrote.
 
@@ -201,11 +221,18 @@ def _check_same(folder: pathlib.Path, difference: str, past: dict[str, Any],
   before, after = _flat(past), _flat(present)
   changes = [f'{name}: {before.get(name)!r} -> {after.get(name)!r}'
              for name in sorted({*before, *after} - {*free})
-             if before.get(name) != after.get(name)]
+             if not _is_same(before.get(name), after.get(name))]
   if changes:
     raise ValueError(
         f'{folder} holds a run {difference}: {"; ".join(changes)}. Use another '
         '--workdir, or go on all the same with --allow_changes.')
+
+
+def _is_same(before: Any, after: Any) -> bool:
+  """Returns whether two values are equal, or two spellings of one path."""
+  return before == after or (
+      isinstance(before, str) and isinstance(after, str)
+      and os.path.abspath(before) == os.path.abspath(after))
 
 
 def _as_json(value: Any) -> Any:

@@ -18,6 +18,7 @@ from searchrl.data import jsonl
 from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
+from searchrl.experiment import fingerprint
 from searchrl.experiment import policy
 from searchrl.experiment import run_defaults
 from searchrl.experiment import search as searches
@@ -51,6 +52,9 @@ def run(config, workdir: str) -> None:
   worlds = _worlds(config, folder, model.admit(policy.budgets_of(config)))
   sampler, params = policy.of_run(config, options.run, folder=model)
   processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
+  processes.on_first('model', lambda: workdirs.note(
+      folder, 'model', fingerprint.model(config, options.run),
+      allow_changes=config.allow_changes))
   weights, pairs = sampler.sync(params).weights, []
   for data in worlds:
     of_world: list[query_pairs.Pair] = []
