@@ -3,6 +3,7 @@
 """experiment/policy: the policy of a run, its slots and its engine."""
 
 import json
+import shutil
 import types
 
 import jax
@@ -82,6 +83,18 @@ def test_the_policy_is_that_of_the_runs_checkpoint(run):
   assert sampler.engine.slots == 8  # of as many devices
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
                params, expected)
+
+
+def test_adapters_are_not_merged_with_other_weights(run, tmp_path):
+  folder = tmp_path / 'run'
+  shutil.copytree(run[0], folder)
+  noted = folder / f'{policy.BASE}.json'
+  noted.write_text(json.dumps(policy.base_of('')))
+  policy.of_run(config_of(), str(folder), limit=3)
+  noted.write_text(json.dumps({'digest': 'of others'}))
+  with pytest.raises(ValueError, match='model.path of .*run must have the weights '
+                     'whose adapters the run trained, but .* has others by now'):
+    policy.of_run(config_of(), str(folder), limit=3)
 
 
 def test_weights_that_a_checkpoint_replaces_are_not_read(

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """lora: adapters are a change of the kernels, and nothing else is trained."""
 
+import json
 import dataclasses
 import functools
 
@@ -188,6 +189,8 @@ def test_a_run_trains_adapters_and_exports_those_of_its_checkpoint(tmp_path):
   config.algorithm.kl_coef = 0.01
   config.optimizer.learning_rate = 1e-2
   train.run(config, str(tmp_path / 'run'))
+  noted = tmp_path / 'run' / f'{policies.BASE}.json'
+  assert json.loads(noted.read_text()) == policies.base_of('')
   base = weights.load(str(policies.TINY_BASE),
                       weights.read_config(str(policies.TINY_BASE)))
   shape = weights.read_config(str(tmp_path / 'run' / 'model'))

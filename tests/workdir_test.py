@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from searchrl.runtime import folder_lock
 from searchrl.runtime import workdir
 
 
@@ -37,6 +38,21 @@ def test_another_spelling_of_a_path_is_no_change(tmp_path):
     workdir.prepare(tmp_path, dict(path=path, engine='bm25'))
   with pytest.raises(ValueError, match="path: '.*runs/a' -> 'runs/b'"):
     workdir.prepare(tmp_path, dict(path='runs/b', engine='bm25'))
+
+
+def test_files_beside_a_run_may_move_with_it(tmp_path):
+  def prepare(top, path='tune/model'):
+    with folder_lock.release_at_end():
+      workdir.prepare(top / 'grpo', dict(path=str(top / path)))
+
+  old, new = tmp_path / 'old', tmp_path / 'new'
+  (old / 'tune' / 'model').mkdir(parents=True)
+  prepare(old)
+  old.rename(new)
+  prepare(new)
+  (new / 'other').mkdir()
+  with pytest.raises(ValueError, match='new/tune/model. -> .*new/other'):
+    prepare(new, 'other')
 
 
 def test_an_error_puts_the_files_of_a_run_back(tmp_path):

@@ -17,6 +17,7 @@ from searchrl.evaluation import evaluator
 from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
 from searchrl.experiment import init_from
+from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.experiment import rules
 from searchrl.experiment import search as searches
@@ -139,6 +140,8 @@ def build(config, folder: pathlib.Path) -> Experiment:
                          seed=config.seed, bind=bind)
   workdir.prepare()
   params, start = init_from.start(config, folder, sampler, params, mesh)
+  if config.model.lora.rank and not (folder / past_runs.INIT).exists():
+    workdir.note(policy.BASE, lambda: policy.base_of(config.model.path))
   workdir.note('search', lambda: searches.describe(config.search, data.corpus))
   workdir.note('questions', lambda: fingerprint.questions([data, *sets]))
   return Experiment(

@@ -8,7 +8,6 @@ These are the data, the index, the model, the prompt and the code.
 from collections.abc import Sequence
 import hashlib
 import json
-import pathlib
 from typing import Any
 
 from searchrl.agent import rewards
@@ -77,13 +76,8 @@ def model(config: Any, run: str) -> dict[str, Any]:
     step = past_runs.kept_step(folder, step, 'evaluate.run')
     seal = folder / 'checkpoints' / str(step) / 'integrity.json'
     return {'run': run, 'step': step, 'digest': _digest(seal.read_bytes())}
-  folder = pathlib.Path(weights.locate(
-      config.model.path or str(policy.TINY_BASE)))
-  digest = hashlib.sha256()
-  for file in sorted(folder.glob('*.safetensors')):
-    with file.open('rb') as data:
-      hashlib.file_digest(data, lambda: digest)
-  return {'path': config.model.path, 'digest': digest.hexdigest()[:12]}
+  return {'path': config.model.path, 'digest': weights.digest(weights.locate(
+      config.model.path or str(policy.TINY_BASE)))}
 
 
 def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:

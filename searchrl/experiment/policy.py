@@ -23,6 +23,7 @@ from searchrl.rollouts import driver
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import weight_sync
 from searchrl.rollouts.sampler import Sampler
+from searchrl.runtime import atomic_files
 from searchrl.runtime import checkpoint
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
@@ -30,6 +31,7 @@ from searchrl.runtime import processes
 from searchrl.runtime import progress
 
 TINY_BASE = model_folders.TINY_BASE
+BASE = 'base'  # name of the facts about the weights under a run's adapters
 
 
 def folder_of(config) -> model_folders.ModelFolder:
@@ -324,6 +326,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
 
   Raises:
     FileNotFoundError: The run has no checkpoint.
+    ValueError: The run trained adapters of other weights.
   """
   sharding = jax.tree.leaves(base)[0].sharding
   is_spread = isinstance(sharding, jax.sharding.NamedSharding)
@@ -340,6 +343,8 @@ def trained(run: pathlib.Path, base: transformer.Params,
           str(initial), shape, dtype=jax.tree.leaves(base)[0].dtype,
           sharding_of=functools.partial(meshes.sharding, sharding.mesh)
           if is_spread else None)
+    else:
+      processes.on_first('base', lambda: _check_base(run))
   else:
     template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
         x.shape, 'float32', sharding=x.sharding), base)
@@ -353,6 +358,22 @@ def trained(run: pathlib.Path, base: transformer.Params,
         'has none.')
   params = restored[1]['policy']['params']
   return loras.merge(base, params, lora) if lora else params
+
+
+def base_of(path: str) -> dict[str, str]:
+  """Returns facts about the frozen weights that a run of adapters notes."""
+  return {'digest': weights.digest(weights.locate(path or str(TINY_BASE)))}
+
+
+def _check_base(run: pathlib.Path) -> None:
+  """Raises a ValueError if a run's model.path has other weights by now."""
+  noted = atomic_files.read_json(run / f'{BASE}.json')
+  path = past_runs.recorded(run)['model']['path']
+  if noted and noted != base_of(path):
+    raise ValueError(
+        f'model.path of {run} must have the weights whose adapters the run '
+        f'trained, but {path or TINY_BASE} has others by now. Put the first '
+        'ones back.')
 
 
 def _lora_of(run: pathlib.Path) -> dict[str, Any]:

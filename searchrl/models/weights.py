@@ -7,6 +7,7 @@ and writes the tensors.
 """
 
 from collections.abc import Mapping, Sequence
+import hashlib
 import json
 import pathlib
 import re
@@ -113,6 +114,15 @@ def read_config(folder: str) -> TransformerConfig:
     raise ValueError(
         f'{path} must hold the whole shape of a model, but: '
         f'{type(error).__name__} {error}. Fetch it again.') from error
+
+
+def digest(folder: str) -> str:
+  """Returns a digest, of twelve hex digits, of a folder's files of weights."""
+  whole = hashlib.sha256()
+  for file in sorted(pathlib.Path(folder).glob('*.safetensors')):
+    with file.open('rb') as data:
+      hashlib.file_digest(data, lambda: whole)
+  return whole.hexdigest()[:12]
 
 
 def load(

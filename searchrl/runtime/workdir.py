@@ -221,18 +221,29 @@ def _check_same(folder: pathlib.Path, difference: str, past: dict[str, Any],
   before, after = _flat(past), _flat(present)
   changes = [f'{name}: {before.get(name)!r} -> {after.get(name)!r}'
              for name in sorted({*before, *after} - {*free})
-             if not _is_same(before.get(name), after.get(name))]
+             if not _is_same(before.get(name), after.get(name), folder)]
   if changes:
     raise ValueError(
         f'{folder} holds a run {difference}: {"; ".join(changes)}. Use another '
         '--workdir, or go on all the same with --allow_changes.')
 
 
-def _is_same(before: Any, after: Any) -> bool:
-  """Returns whether two values are equal, or two spellings of one path."""
-  return before == after or (
-      isinstance(before, str) and isinstance(after, str)
-      and os.path.abspath(before) == os.path.abspath(after))
+def _is_same(before: Any, after: Any, folder: pathlib.Path) -> bool:
+  """Returns whether two values are equal, or lead to one path.
+
+  They may be two spellings of it, or the file may have been moved together with
+  the run's folder: those of a game or of phases name each other's files.
+  """
+  if before == after or not isinstance(before, str) or not isinstance(
+      after, str):
+    return before == after
+  if os.path.abspath(before) == os.path.abspath(after):
+    return True
+  places = [os.path.relpath(after, above) for above in (
+      folder.parent, folder.parent.parent)]
+  return os.path.exists(after) and not os.path.exists(before) and any(
+      not place.startswith('..') and before.endswith(f'/{place}')
+      for place in places)
 
 
 def _as_json(value: Any) -> Any:
