@@ -107,9 +107,10 @@ def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
   assert again | {'cpu_seconds': 0} == record | {'cpu_seconds': 0}
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path):
+def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
   state, record = fit(tmp_path)
   again, same = fit(tmp_path, batch_of=None)
+  assert f'All {STEPS} updates were done before.' in capsys.readouterr().err
   assert checkpoint.digest(again) == checkpoint.digest(state)
   assert same == record
 

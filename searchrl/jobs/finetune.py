@@ -102,6 +102,8 @@ def run(config, workdir: str | pathlib.Path) -> None:
   directory.prepare()
   directory.note('data', lambda: {
       name: supervised.sha256(file) for name, file in files.items()})
+  if config.model.lora.rank:  # else the checkpoints have all weights
+    directory.note(policy.BASE, lambda: policy.base_of(config.model.path))
   with contextlib.closing(metrics.Writer(
       folder, log_to=config.train.loggers,
       config=json.loads(config.to_json()), step_field='sft/step',

@@ -123,6 +123,8 @@ def fit(
   state, record = _restored(folder, state)
   writer = writer or metrics_lib.Writer(folder, enabled=False)
   writer.truncate(record['steps'] or -1)
+  if record['steps'] >= steps:
+    processes.say(f'All {steps} updates were done before.')
   if not record['steps']:
     writer.write(0, _validated(validation, state, record, steps))
   first, clock, stopping = record['steps'], time.process_time(), False
