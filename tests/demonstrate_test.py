@@ -258,8 +258,8 @@ def test_questions_that_cannot_be_demonstrated_are_counted(
     del row['metadata']
   jsonl.write(data / 'train.jsonl', rows)
   demonstrate.run(config(data, TINY, count=9), str(tmp_path / 'run'))
-  assert (f'2 of the {len(rows)} questions of data.train have no metadata.chain, '
-          'and are not demonstrated.') in capsys.readouterr().err
+  assert (f'2 of the {len(rows)} questions of data.train have no '
+          'metadata.chain, and are not demonstrated.') in capsys.readouterr().err
 
 
 def test_a_wrong_chain_has_no_reward(data, tmp_path, capsys):

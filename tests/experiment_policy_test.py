@@ -92,8 +92,9 @@ def test_adapters_are_not_merged_with_other_weights(run, tmp_path):
   noted.write_text(json.dumps(policy.base_of('')))
   policy.of_run(config_of(), str(folder), limit=3)
   noted.write_text(json.dumps({'digest': 'of others'}))
-  with pytest.raises(ValueError, match='model.path of .*run must have the weights '
-                     'whose adapters the run trained, but .* has others by now'):
+  with pytest.raises(ValueError, match='model.path of .*run must have the '
+                     'weights whose adapters the run trained, but .* has '
+                     'others by now'):
     policy.of_run(config_of(), str(folder), limit=3)
 
 

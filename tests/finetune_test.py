@@ -216,8 +216,8 @@ def test_questions_are_answered_as_the_method_direct_is_judged(
   assert written[-1] in chat.ends(tokenizer)
   assert dialogue.parse(tokenizer.decode(written[:-1])).texts == ('River 0',)
   assert 'River 1' in tokenizer.decode(second.ids)
-  assert ('has questions, so the policy learns to answer them at once, without a '
-          'search.') in capsys.readouterr().err
+  assert ('has questions, so the policy learns to answer them at once, without '
+          'a search.') in capsys.readouterr().err
 
 
 def test_too_long_conversations_are_counted_and_all_of_them_refused(

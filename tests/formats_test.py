@@ -243,7 +243,8 @@ def test_tags_of_a_trajectory_are_judged_as_its_response():
 def test_an_invalid_turn_inside_a_thought_is_invalid():
   """Its observation has no tag, and would be read as more of the thought."""
   tokenizer, dialogue = TOKENIZERS['qwen2'], dialogues.tags('{question}')
-  assert formats.is_well_formed(conversation(dialogue, tokenizer, THINK + PARIS))
+  assert formats.is_well_formed(
+      conversation(dialogue, tokenizer, THINK + PARIS))
   assert not formats.is_well_formed(conversation(
       dialogue, tokenizer, '<think> hmm', 'so </think>' + PARIS))
 

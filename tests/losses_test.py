@@ -528,7 +528,7 @@ def test_refuses_bad_input():
   with pytest.raises(ValueError, match='level must be one of token.* is 1'):
     losses.truncated_weights(x, x, mask, level=1)
   for high in (-1.0, 0.0, float('nan')):
-    with pytest.raises(ValueError, match=f'high must be above 0, but is {high}'):
+    with pytest.raises(ValueError, match=f'high must be above 0, .* {high}'):
       losses.truncated_weights(x, x, mask, high=high)
   with pytest.raises(ValueError, match="level must be .*, but is 'row'"):
     losses.masked_weights(x, x, mask, level='row')

@@ -300,8 +300,8 @@ def test_options_outside_their_range_are_refused(options, message):
       judge(**options)
   with pytest.raises(ValueError, match='lambda_r must be a number in .* is 3'):
     rewards.retrieval(lambda_r=3)
-  with pytest.raises(ValueError, match='lambda_r must be at most 1 - lambda_f = '
-                     '0.2, .* but is 0.5'):
+  with pytest.raises(ValueError, match='lambda_r must be at most 1 - lambda_f '
+                     '= 0.2, .* but is 0.5'):
     rewards.retrieval(lambda_f=.8, lambda_r=.5)
   rewards.retrieval(lambda_f=.7, lambda_r=.3)
 

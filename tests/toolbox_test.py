@@ -61,7 +61,8 @@ def test_an_expression_has_its_value(expression, value):
     '1 ' * 400, '"a" * 3', 'True', '', '[1, 2]', '().__class__', '1e308 * 10',
     'lambda: 1', '\x00', '10**5000', '3999999^3999999', '9^9999*9^9999',
     '*'.join(['9^3000'] * 60), '1<<9999<<9999', '(-7)^4000000',
-    'round(7, -3999999)', 'round(1e300, -99999999)'])
+    '"%0999999999d" % 1', "f'{1:0999999999d}'", 'round(7, -3999999)',
+    'round(1e300, -99999999)'])
 def test_any_other_expression_is_a_wrong_call(expression):
   calculate = bound('calculate').tools['calculate']
   result, = calculate([call('calculate', expression=expression)])

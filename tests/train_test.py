@@ -138,7 +138,8 @@ def test_the_end_is_forgotten_by_a_run_that_goes_on(tmp_path, capsys):
     (tmp_path / name).mkdir(parents=True)
   train._forget_end(tmp_path, 2)
   assert not (tmp_path / 'model').exists()
-  assert [p.name for p in (tmp_path / 'evaluation').iterdir()] == ['step_000002']
+  assert [path.name for path in (tmp_path / 'evaluation').iterdir()] == [
+      'step_000002']
   assert [json.loads(line).keys() for line in (
       tmp_path / metrics.FILE).read_text().splitlines()][-1] == {
           'training/global_step', 'actor/pg_loss'}

@@ -130,8 +130,9 @@ def _parse(record: question_files.Record, place: str, stem: str,
               f'{error}' if isinstance(error, ValueError) else
               f'{type(error).__name__} {error}')
     raise ValueError(
-        f'{place} must be {{{keys}}}, but {json.dumps(record, default=str)[:80]!r} '
-        f'is not: {reason}.') from error
+        f'{place} must be {{{keys}}}, but '
+        f'{json.dumps(record, default=str)[:80]!r} is not: {reason}.'
+    ) from error
   if not question.text or (needs_golds and not question.answers):
     raise ValueError(
         f'{place} must have a question and at least one golden answer, against '

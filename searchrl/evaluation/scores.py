@@ -91,7 +91,7 @@ def _with_firsts(passages: Sequence[Passage], queries: int
   found equally many passages are taken to have done so. Otherwise a passage
   with a higher score than the one before begins the next query.
   """
-  each, rest = divmod(len(passages), queries)
+  each, rest = divmod(len(passages), queries or 1)
   return [(passage, not number or (
       passage.score > passages[number - 1].score if rest else
       number % each == 0)) for number, passage in enumerate(passages)]

@@ -26,7 +26,9 @@ from searchrl.runtime import processes
 
 
 def start() -> None:
-  """Starts the cache in JAX_COMPILATION_CACHE_DIR, by default ~/.cache/searchrl.
+  """Starts the cache in the folder JAX_COMPILATION_CACHE_DIR.
+
+  By default it is ~/.cache/searchrl/xla.
 
   Raises:
     ValueError: The folder cannot be made.

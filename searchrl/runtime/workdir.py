@@ -237,7 +237,7 @@ def _is_same(before: Any, after: Any, folder: pathlib.Path) -> bool:
   if before == after or not isinstance(before, str) or not isinstance(
       after, str):
     return before == after
-  if os.path.abspath(before) == os.path.abspath(after):
+  if before and after and os.path.abspath(before) == os.path.abspath(after):
     return True
   places = [os.path.relpath(after, above) for above in (
       folder.parent, folder.parent.parent)]

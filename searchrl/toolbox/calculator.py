@@ -5,7 +5,6 @@
 import ast
 from collections.abc import Sequence
 import math
-import operator
 import re
 
 from searchrl.trajectory import Tool, ToolCall, ToolResult
@@ -33,6 +32,8 @@ def make() -> Tool:
     """Returns the value of an expression, or a message about its error."""
     if len(expression) > _MOST_CHARACTERS:
       return _wrong(f'more than {_MOST_CHARACTERS} characters')
+    if re.search('["\']', expression):  # formats of texts could fill the memory
+      return _wrong('it has a text')
     evaluator = simpleeval.SimpleEval(
         operators=simpleeval.DEFAULT_OPERATORS | _OPERATORS,
         functions=_FUNCTIONS, names={})
@@ -61,7 +62,7 @@ def _power(base: float, exponent: float) -> float:
 def _product(first: float, second: float) -> float:
   if isinstance(first, int) and isinstance(second, int):
     _limit(first.bit_length() + second.bit_length())
-  return operator.mul(first + 0, second + 0)  # + 0: no text is repeated
+  return first * second
 
 
 def _shifted(number: int, bits: int) -> int:
