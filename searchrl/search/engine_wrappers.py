@@ -149,8 +149,7 @@ def with_typed_errors(search: SearchFn) -> Wrapped:
   If `search` raises, each query gets SearchError('unavailable'). If it returns
   another number of results than there are queries, each query gets
   SearchError('bad_response'), and so does a query with a result of another
-  type. Passages beyond `top_k` are left out. Time is not limited here; the code
-  that calls the result has to limit it.
+  type. Time is not limited here; the code that calls the result has to limit it.
   """
 
   def safe(queries: Sequence[Query]) -> list[Passages | SearchError]:
@@ -180,7 +179,7 @@ def _typed(result: Any, asked: Query | ToolCall) -> Any:
   else:
     passages = _passages(result)
     if passages is not None:
-      return passages[:asked.top_k]
+      return passages
     needs = 'Passages with texts and scores'
   return SearchError('bad_response', f'{needs} must be returned, but there is '
                      f'{result!r:.200}')
