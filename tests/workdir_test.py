@@ -67,10 +67,12 @@ def test_an_error_puts_the_files_of_a_run_back(tmp_path):
     with workdir.unchanged_on_error(tmp_path):
       workdir.prepare(tmp_path, dict(a=2), allow_changes=True)
       workdir.note(tmp_path, 'search', {'digest': 'y'}, allow_changes=True)
+      workdir.note(tmp_path, 'base', {'digest': 'z'})
       assert read(tmp_path) == dict(a=2)
       raise ValueError('no fit')
   assert read(tmp_path) == config
   assert json.loads((tmp_path / 'search.json').read_text()) == {'digest': 'x'}
+  assert not (tmp_path / 'base.json').exists()
 
 
 def test_added_and_removed_options_are_named(tmp_path):

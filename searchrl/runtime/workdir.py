@@ -128,9 +128,11 @@ def unchanged_on_error(folder: pathlib.Path) -> Iterator[None]:
     yield
   except Exception:
     if processes.is_first() and folder / CONFIG in before:
-      for file, data in before.items():
-        if file.read_bytes() != data:
-          atomic_files.write(file, data)
+      for file in folder.glob('*.json'):
+        if file not in before:
+          file.unlink()
+        elif file.read_bytes() != before[file]:
+          atomic_files.write(file, before[file])
     raise
 
 
