@@ -209,7 +209,7 @@ def test_estimates_of_bfloat16_are_summed_in_float32():
   np.testing.assert_allclose(
       estimate.returns[0, 0], 2000 * float(jnp.bfloat16(0.01)), rtol=1e-4)
   plain = advantages.gae(rewards, 0 * rewards, mask, discount=0.9)
-  scalar = advantages.gae(  # of numpy
+  scalar = advantages.gae(
       rewards, 0 * rewards, mask, discount=np.float64(0.9))
   np.testing.assert_array_equal(plain.returns, scalar.returns)
 

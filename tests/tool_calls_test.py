@@ -75,7 +75,7 @@ def test_half_a_character_is_no_argument_of_a_call():
   assert TAGS.parse(f'<add>{whole}</add>').arguments == {'a': '\U0001f600'}
 
 
-def test_a_description_with_the_placeholder_is_refused():
+def test_a_description_that_would_show_the_question_is_refused():
   tool = Tool('sum', 'Adds {question}.', {})
   with pytest.raises(ValueError, match="'{question}' once, but has it 2 times: "
                      ".* The description of the tool sum has it."):

@@ -132,7 +132,7 @@ def test_the_end_is_forgotten_by_a_run_that_goes_on(tmp_path, capsys):
         for name in names))
 
   lines_with('val/nq/em/greedy', 'actor/pg_loss')
-  train._forget_end(tmp_path, 2)  # of a validation during training
+  train._forget_end(tmp_path, 2)  # the validation during training stays
   assert 'val/' in (tmp_path / metrics.FILE).read_text()
   for name in ('evaluation/after', 'evaluation/step_000002', 'model'):
     (tmp_path / name).mkdir(parents=True)

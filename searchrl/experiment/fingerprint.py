@@ -17,7 +17,6 @@ from searchrl.data import questions as questions_lib
 from searchrl.evaluation import compare
 from searchrl.experiment import past_runs
 from searchrl.experiment import policy
-from searchrl.models import weights
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
@@ -76,8 +75,7 @@ def model(config: Any, run: str) -> dict[str, Any]:
     step = past_runs.kept_step(folder, step, 'evaluate.run')
     seal = folder / 'checkpoints' / str(step) / 'integrity.json'
     return {'run': run, 'step': step, 'digest': _digest(seal.read_bytes())}
-  return {'path': config.model.path, 'digest': weights.digest(weights.locate(
-      config.model.path or str(policy.TINY_BASE)))}
+  return {'path': config.model.path} | policy.base_of(config.model.path)
 
 
 def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:

@@ -361,8 +361,9 @@ def trained(run: pathlib.Path, base: transformer.Params,
 
 
 def base_of(path: str) -> dict[str, str]:
-  """Returns facts about the frozen weights that a run of adapters notes."""
-  return {'digest': weights.digest(weights.locate(path or str(TINY_BASE)))}
+  """Returns a digest of a model's weights, as {'digest': digest}."""
+  with progress.phase(f'Digesting the weights of {path or TINY_BASE}'):
+    return {'digest': weights.digest(weights.locate(path or str(TINY_BASE)))}
 
 
 def _check_base(run: pathlib.Path) -> None:

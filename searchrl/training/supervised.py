@@ -135,7 +135,8 @@ def fit(
             unit='update')) as bar):
     while record['steps'] < steps and not stopping:
       state, metrics = _updated(update, state, batch_of, record, first)
-      if loss is not None:  # of the previous update: the host need not wait
+      # The previous update's loss is shown, so that the host need not wait.
+      if loss is not None:
         bar.update(None, loss=float(loss))
       loss = metrics['sft/loss']
       writer.write(record['steps'], metrics | _validated(
