@@ -53,6 +53,19 @@ def test_reads_both_forms_integer_ids_and_empty_lines(tmp_path):
       Passage('b', 'Bare title', 'text'), Passage('c', 'no second line', ''))
 
 
+@pytest.mark.parametrize('load', [corpus.read, mapped_corpus.open_])
+def test_passages_without_any_text_are_counted(tmp_path, monkeypatch, load):
+  said = []
+  monkeypatch.setattr(corpus.processes, 'say', said.append)
+  path = write_lines(
+      tmp_path / 'c.jsonl', '{"id": 0, "contents": "Tarn"}',
+      '', '{"id": 1, "contents": " \\n "}', '{"id": 2, "title": "", "text": ""}')
+  assert len(load(path)) == 3
+  assert said == [
+      f'Warning: 2 of the 3 passages of {path} have neither title nor text, '
+      'such as line 3. An engine may return them. Drop these lines.']
+
+
 def test_texts_are_title_and_text():
   assert corpus.Corpus(PASSAGES).texts[0] == 'Tarn\nA river.\nIt is long.'
 

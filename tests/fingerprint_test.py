@@ -51,13 +51,27 @@ def test_a_question_of_the_test_that_is_trained_on_is_named(monkeypatch):
   monkeypatch.setattr(fingerprint.processes, 'say', said.append)
   train = [dataclasses.replace(q, uid=f'train/{q.uid}', text=q.text.upper())
            for q in SETS[0].questions[:1]]
-  fingerprint.warn_of_overlap(train, SETS)
+  fingerprint.warn_of_repeats(train, SETS)
   (text,), uid = said, SETS[0].questions[0].uid
   assert text.startswith(
       f'Warning: 1 of the {len(SETS[0].questions)} questions of nq are in '
       f"data.train, too, such as {uid!r} ('train/{uid}' there).")
-  fingerprint.warn_of_overlap([], SETS)
+  fingerprint.warn_of_repeats([], SETS)
   assert len(said) == 1
+
+
+def test_questions_that_the_training_has_twice_are_named(monkeypatch):
+  said = []
+  monkeypatch.setattr(fingerprint.processes, 'say', said.append)
+  fingerprint.warn_of_repeats([
+      tiny.question('a', 'Who swims?', answers=('x', 'y')),
+      tiny.question('b', 'who  swims', answers=('y', 'x')),
+      tiny.question('c', 'Who swims?', answers=('z',)),
+      tiny.question('d', 'Who runs?', answers=('x',))], [])
+  assert said == [
+      'Warning: 2 of the 4 questions of data.train repeat an earlier one, such '
+      "as 'b' (that of 'a'); 1 with other answers. Drop them, unless they "
+      'should count more than others.']
 
 
 def test_questions_that_were_trained_on_are_counted(tmp_path):

@@ -182,11 +182,16 @@ def test_a_finished_run_is_prolonged_and_equals_a_longer_one(
 
 
 @pytest.mark.slow
-def test_finished_run_prints_its_table_and_exits(whole, capsys):
+def test_finished_run_prints_its_table_and_exits(whole, tmp_path, capsys):
+  """The paths in it are those of the place to which the run was moved."""
   before = (whole / metrics.FILE).read_bytes()
-  train.run(tiny(dspo, steps=4), str(whole))
-  assert 'is finished' in capsys.readouterr().out
-  assert (whole / metrics.FILE).read_bytes() == before
+  moved = tmp_path / 'moved'
+  shutil.copytree(whole, moved)
+  train.run(tiny(dspo, steps=4), str(moved))
+  said = capsys.readouterr().out
+  assert 'is finished' in said
+  assert f'metrics  {moved / metrics.FILE}' in said and str(whole) not in said
+  assert (moved / metrics.FILE).read_bytes() == before
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
       train_set(config, folder, admit=admit),
       evaluation_sets(config, folder, admit=admit)))
   if config.data.train:
-    fingerprint.warn_of_overlap(data.questions, sets)
+    fingerprint.warn_of_repeats(data.questions, sets)
   questions = stream(config, data)
   with progress.phase('Starting the devices'):
     mesh, onto = meshes.divided(

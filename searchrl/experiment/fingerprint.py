@@ -100,15 +100,25 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
       data.name: data.questions for data in sets}) if trained else {}
 
 
-def warn_of_overlap(train: Sequence[Question],
+def warn_of_repeats(train: Sequence[Question],
                     sets: Sequence[datasets.Dataset]) -> None:
-  """Warns if questions of an evaluation are among those of the training."""
-  known = {rewards.normalise(question.text): question for question in train}
+  """Warns of questions that the training has twice, or that a test shares."""
+  first: dict[str, Question] = {}
+  repeats = [(question, other) for question in train if (
+      other := first.setdefault(rewards.normalise(question.text), question)
+  ) is not question]
+  if repeats:
+    differ = sum(set(a.answers) != set(b.answers) for a, b in repeats)
+    processes.say(
+        f'Warning: {len(repeats)} of the {len(train)} questions of data.train '
+        f'repeat an earlier one, such as {repeats[0][0].uid!r} (that of '
+        f'{repeats[0][1].uid!r}); {differ} with other answers. Drop them, '
+        'unless they should count more than others.')
   for data in sets:
     both = [question for question in data.questions
-            if rewards.normalise(question.text) in known]
+            if rewards.normalise(question.text) in first]
     if both:
-      other = known[rewards.normalise(both[0].text)]
+      other = first[rewards.normalise(both[0].text)]
       processes.say(
           f'Warning: {len(both)} of the {len(data.questions)} questions of '
           f'{data.name} are in data.train, too, such as {both[0].uid!r} '

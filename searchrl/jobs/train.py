@@ -60,7 +60,7 @@ def _train(config, folder: pathlib.Path) -> None:
   with workdirs.unchanged_on_error(folder):
     experiment = build.build(config, folder)
     if processes.on_first('done?', lambda: _is_finished(config, folder)):
-      processes.say((folder / summary.FILE).read_text(), file=sys.stdout)
+      processes.say(f'{summary.table(folder)}\n', file=sys.stdout)
       processes.say(f'{folder} is finished. Raise train.num_steps (or '
                     'max_rollouts) to prolong it, or use another --workdir for '
                     'another run.', file=sys.stdout)

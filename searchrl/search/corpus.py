@@ -19,6 +19,7 @@ import pathlib
 from typing import Any
 
 from searchrl.runtime import gzip_files
+from searchrl.runtime import processes
 from searchrl.trajectory import Passage
 
 
@@ -121,18 +122,28 @@ def parse_lines(file: Iterable[bytes], path: pathlib.Path
                ) -> Iterator[tuple[int, int, Passage]]:
   """Yields the number, byte offset and passage of each line that is not empty.
 
+  If passages have neither title nor text, a warning counts them at the end.
+
   Raises:
     ValueError: No line has a passage, or a line is not a passage.
   """
-  start, is_empty = 0, True
+  start, count, blank = 0, 0, []
   for number, line in enumerate(file, 1):
     if line.removeprefix(codecs.BOM_UTF8).strip():
-      is_empty = False
-      yield number, start, parse(line, f'line {number} of {path}')
+      passage = parse(line, f'line {number} of {path}')
+      count += 1
+      if not text_of(passage).strip():
+        blank.append(number)
+      yield number, start, passage
     start += len(line)
-  if is_empty:
+  if not count:
     raise ValueError(f'corpus must have passages, but {path} is a corpus with '
                      'no passages. Give it at least one line.')
+  if blank:
+    processes.say(
+        f'Warning: {len(blank)} of the {count} passages of {path} have neither '
+        f'title nor text, such as line {blank[0]}. An engine may return them. '
+        'Drop these lines.')
 
 
 def repeated_id(path: pathlib.Path, uid: str, first: int, second: int
