@@ -254,6 +254,26 @@ def test_questions_about_knowledge_that_no_world_has_are_refused(
   config_checks.check_worlds(config)  # nothing is generated
 
 
+@pytest.mark.parametrize('options, message', [
+    (dict(engine='remote', options=dict(deadline_secs=100.0)),
+     'must be above the 100 seconds that tool_options.search_news.options may'),
+    (dict(engine='fusion', options=dict(engines=(
+        dict(name='bm25'), dict(name='cache', engine=dict(
+            name='remote', deadline_secs=90.0))))), 'above the 90 seconds'),
+    (dict(engine='searchrl.papers.zerosearch.simulated:make', options=dict(
+        writer='oracle')), 'tool_options.search_news must not depend on the '
+     "length of the run, but 'searchrl.papers.*' does with these options. Make "
+     "that the run's own engine, in config.search"),
+    (dict(), 'tool_options.search_news must have an engine')])
+def test_a_further_engine_among_the_tools_is_checked_as_the_own_one(
+    options, message):
+  config = configured('configs.grpo')
+  config.tools = ('search', 'search_news')
+  config.tool_options = {'search_news': options}
+  with pytest.raises(ValueError, match=message):
+    config_checks.check(config)
+
+
 SIMULATED = 'searchrl.papers.zerosearch.simulated:make'
 SERVED = dict(writer='served', urls=('http://127.0.0.1:1/v1',))
 

@@ -66,6 +66,16 @@ def test_passages_without_any_text_are_counted(tmp_path, monkeypatch, load):
       'such as line 3. An engine may return them. Drop these lines.']
 
 
+@pytest.mark.parametrize('contents, title, text', [
+    ('A port.\nIn the south.', 'Nice', 'A port.\nIn the south.'),
+    ('Nice\nA port.', 'Nice', 'A port.'),
+    ('"Nizza"\nA port.', 'Nizza', 'A port.'),
+    ('A port.', 'Nice', 'A port.')])
+def test_a_title_beside_contents_is_kept(contents, title, text):
+  line = json.dumps({'id': 1, 'title': 'Nice', 'contents': contents}).encode()
+  assert corpus.parse(line, 'line 1') == Passage('1', title, text)
+
+
 def test_texts_are_title_and_text():
   assert corpus.Corpus(PASSAGES).texts[0] == 'Tarn\nA river.\nIt is long.'
 

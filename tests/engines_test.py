@@ -263,3 +263,20 @@ def test_what_was_searched_is_described_engine_by_engine():
       name='fusion', engines=(dict(name='bm25'), dict(name='dense')))))
   (inner,) = facts['engines']
   assert inner['engines'] == [part, part | {'engine': 'dense'}]
+
+
+@engines.traits(inner='engine', deadline_secs=lambda options, queries: 500.0,
+                local_model=lambda options: 'a size',
+                rows_on_devices=lambda options, memory, hosts: {'mine': 5.0})
+def judged(corpus, *, parts):
+  return parts[0]
+
+
+def test_traits_of_an_engine_over_others_count_beside_theirs():
+  part = dict(name='remote', urls=('http://127.0.0.1:1',), deadline_secs=7.0)
+  spec = engines.parse(f'{__name__}:judged', dict(engine=part))
+  assert spec.deadline_secs(4) == 507  # its own, and those of its part
+  assert spec.local_model == 'a size'
+  assert spec.rows_on_devices(1e9, 1) == {'mine': 5.0}
+  both = engines.parse('fusion', dict(engines=(part, part)))
+  assert both.deadline_secs(4) == 7  # at the same time

@@ -9,6 +9,7 @@ import pytest
 
 from searchrl.agent import rewards
 from searchrl.data import datasets
+from searchrl.data import forms
 from searchrl.data import questions
 
 GPQA = {'Record ID': 'rec1', 'Question': ' Which is basic? ',
@@ -89,6 +90,26 @@ def test_questions_without_an_id_are_named_by_their_text(tmp_path):
     return questions.read(written(
         tmp_path / 'x.jsonl', SIMPLEQA | {'problem': problem}))[0].uid
   assert uid('Who won?') == uid(' Who won? ') != uid('Who lost?')
+
+
+def test_a_number_may_be_an_id_even_if_it_is_0(tmp_path):
+  path = written(tmp_path / 'x.jsonl', SIMPLEQA | {'id': 0})
+  assert questions.read(path)[0].uid == '0'
+
+
+@pytest.mark.parametrize('record', [
+    {'problem': 'One and one?', 'answer': 'because #### 2'},
+    {'question': 'One and one?', 'problem': 'One and one?',
+     'golden_answers': ['x'], 'answer': 'because #### 2'}])
+def test_a_form_of_a_user_comes_before_all_others(
+    record, monkeypatch, tmp_path):
+  monkeypatch.setattr(forms, 'FORMS', [*forms.FORMS, forms.Form(
+      name='sums', question='problem', ids='id', others=('answer',),
+      golds=lambda record: [record['answer'].split('####')[-1].strip()])])
+  question, = questions.read(written(
+      tmp_path / 'x.jsonl', record | {'id': 's1'}))
+  assert (question.uid, question.answers, question.data_source) == (
+      's1', ('2',), 'sums')
 
 
 def test_a_long_answer_is_scored_against_the_best_of_several():

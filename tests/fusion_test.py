@@ -3,6 +3,7 @@
 """fusion: the formula in exact fractions; failures and ties."""
 
 import fractions
+import threading
 
 import numpy as np
 import pytest
@@ -81,6 +82,17 @@ def test_engines_are_asked_deep_and_failures_stay_failures():
   assert found[1] == SearchError('timeout')
   # c: 1/63 + 1/61 > b: 2/62, as the mean of reciprocals is.
   assert [p.id for p in found[2]] == ['c', 'b', 'a']
+
+
+def test_engines_are_asked_at_the_same_time():
+  both = threading.Barrier(2)
+
+  def engine(queries):
+    both.wait(10)  # fails if the other is asked only afterwards
+    return [ranking('a') for _ in queries]
+
+  found, = fusion.fused((engine, engine))([Query('x', 1, tiny.question())])
+  assert [p.id for p in found] == ['a']
 
 
 @pytest.mark.parametrize('options', [dict(k=-1), dict(k=float('nan')),

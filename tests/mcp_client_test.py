@@ -79,6 +79,14 @@ def test_a_server_by_others_answers():
   assert bad.is_error and 'Mars' in bad.text
 
 
+def test_a_server_that_ends_at_its_start_is_named_with_the_cause(server):
+  pathlib.Path(server[-1]).touch()
+  with pytest.raises(ValueError, match='must be an MCP server that answers '
+                     f'within call_secs=20, but {sys.executable} failed: '
+                     '(?!ExceptionGroup)'):
+    mcp_client.make(command=server, call_secs=20)
+
+
 def test_a_server_that_dies_is_started_again(server):
   tools = {tool.name: tool for tool in mcp_client.make(
       command=server, names=('pid', 'hostile'), call_secs=20)}

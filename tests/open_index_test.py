@@ -107,6 +107,7 @@ def test_an_index_needs_its_own_encoder(tmp_path):
 
 
 @pytest.mark.parametrize('options, message', [
+    (dict(encoder='tiny_e5'), 'encoder must be left out for an index of'),
     (dict(backend='ivf'), "one of auto, exact.*'ivf'"),
     (dict(storage='float64'), "float32, float16, bfloat16, int8.*'float64'"),
     (dict(memory_share=0.0), r'memory_share must lie in \(0, 1\]'),

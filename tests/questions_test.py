@@ -69,6 +69,8 @@ def test_the_schema_of_flashrag_is_read(tmp_path):
      'line 3 must be'),
     ('{"id": "b", "question": "q", "golden_answers": ["x"], "metadata": '
      '{"hops": 1e400}}', 'line 3 must be .*OverflowError'),
+    ('{"id": "b", "question": "q", "golden_answers": ["x"], "metadata": '
+     '{"hops": 2.7}}', 'line 3 .*hops must be a whole number, but is 2.7'),
     ('{"id": "b", "question": " ", "golden_answers": ["x"]}',
      'line 3 must have a question'),
     ('{"id": "b", "question": "q", "golden_answers": []}',

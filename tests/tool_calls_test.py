@@ -67,6 +67,29 @@ def test_a_tool_without_parameters_is_called_as_the_prompt_shows(text, action):
   assert dialogue.parse(text) == action
 
 
+KILOMETRES = Tool('km', 'Converts miles.', {
+    'type': 'object', 'required': ['n', 'unit'],
+    'properties': {'n': {'type': 'number'}, 'unit': {'type': 'string'}}})
+SQUARE = Tool('square', 'Squares.', {
+    'type': 'object', 'required': ['n'], 'properties': {
+        'n': {'type': ['integer', 'null']}}})
+
+
+@pytest.mark.parametrize('text, action', [
+    ('<square> 12 </square>', Action('square', ('12',), {'n': 12})),
+    ('<square> {"n": 3} </square>', Action('square', ('{"n": 3}',), {'n': 3})),
+    ('<square> twelve </square>',
+     Action('square', ('twelve',), {'n': 'twelve'})),
+    ('<km> {"n": 1.5, "unit": "mi"} </km>', Action(
+        'km', ('{"n": 1.5, "unit": "mi"}',), {'n': 1.5, 'unit': 'mi'}))])
+def test_arguments_that_are_no_text_are_given_as_the_prompt_shows(text, action):
+  dialogue = dialogues.with_tools(
+      fakes.TOKENIZER, (*TOOLS, SQUARE, KILOMETRES))
+  assert '<square> n </square>: Squares.' in dialogue.template
+  assert '<km> {"n": ..., "unit": ...} </km>: Converts' in dialogue.template
+  assert dialogue.parse(text) == action
+
+
 def test_half_a_character_is_no_argument_of_a_call():
   """No server and no file would take it, so the text is the argument."""
   text = '{"a": "\\ud800"}'

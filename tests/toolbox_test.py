@@ -62,7 +62,7 @@ def test_an_expression_has_its_value(expression, value):
     'lambda: 1', '\x00', '10**5000', '3999999^3999999', '9^9999*9^9999',
     '*'.join(['9^3000'] * 60), '1<<9999<<9999', '(-7)^4000000',
     '"%0999999999d" % 1', "f'{1:0999999999d}'", 'round(7, -3999999)',
-    'round(1e300, -99999999)'])
+    'round(1e300, -99999999)', '1;2'])
 def test_any_other_expression_is_a_wrong_call(expression):
   calculate = bound('calculate').tools['calculate']
   result, = calculate([call('calculate', expression=expression)])
@@ -173,6 +173,22 @@ def test_a_text_is_found_in_a_document():
   assert missing == ToolResult("Error: 'nowhere' is not in it.", is_error=True)
 
 
+@pytest.mark.parametrize('find', ['worda  WORDA\nwordb', 'wordb wordb wordc'])
+def test_a_text_may_go_on_on_the_next_page(find):
+  reader = bound(
+      'open', corpus=CORPUS, open=dict(window_tokens=4)).tools['open']
+  result, = reader([call('open', id='d0', find=find)])
+  pages, _ = read_all(reader, 'd0')
+  texts = [page.text.split('\n', 1)[1] for page in pages]
+  page = int(result.text.split('page ')[1].split()[0])
+  wanted = ' '.join(find.lower().split())
+  assert wanted not in texts[page - 1]  # its end is on another page
+  assert wanted in ' '.join(texts[page - 1:])
+  assert wanted not in ' '.join(texts[page:])
+  later, = reader([call('open', id='d0', find=find, page=page + 1)])
+  assert later.is_error
+
+
 def test_the_title_of_a_passage_that_was_shown_opens_it():
   reader = bound('open', corpus=CORPUS).tools['open']
   shown = Turn((1,), (0.,), Action('search', ('q',)), (2,), (CORPUS[7],))
@@ -185,9 +201,9 @@ def test_the_title_of_a_passage_that_was_shown_opens_it():
 def test_ids_that_are_positions_need_no_table():
   corpus = Corpus(tuple(Passage(str(n), '', f't{n}') for n in range(12)))
   reader = bound('open', corpus=corpus).tools['open']
-  results = reader([call('open', id=id_) for id_ in ('0', '11', '12', '١', '-1',
-                                                     '00')])
-  assert [r.is_error for r in results] == [False, False, True, True, True, True]
+  results = reader([call('open', id=id_) for id_ in (
+      '0', '11', '12', '١', '-1', '00', '000000000000999')])
+  assert [r.is_error for r in results] == [False, False] + [True] * 5
   assert results[1].text.endswith('t11')
 
 
@@ -291,6 +307,10 @@ def test_a_name_of_your_own_has_a_kind():
      'no-such-program failed: FileNotFoundError'),
     (('python',), {'python': {'run_secs': 0}},
      'tool_options.python.run_secs must be above 0, but is 0'),
+    (('python',), {'python': {'run_secs': 20, 'try_secs': 15}},
+     'run_secs must be below try_secs and deadline_secs, .* but is 20, and '
+     'they are 15 and 30. Raise them'),
+    (('python',), {'python': {'run_secs': 30}}, 'and they are 35 and 30'),
     (('json:loads',), {}, 'tool_options.json:loads.s must be given'),
     (('platform:node',), {}, 'functions that return a Tool, or several, but '
      'platform:node returned'),

@@ -145,7 +145,10 @@ def cut(file):
     (lambda f: (f / 'manifest.json').write_text(json.dumps(json.loads(
         (f / 'manifest.json').read_text()) | {'format': 9})), 'format 1'),
     (lambda f: (f / 'manifest.json').write_text(json.dumps(json.loads(
-        (f / 'manifest.json').read_text()) | {'mean': [0]})), 'must be')])
+        (f / 'manifest.json').read_text()) | {'mean': [0]})), 'must be'),
+    (lambda f: (f / 'manifest.json').write_text(
+        (f / 'manifest.json').read_text().replace('int": "', 'int": "0')),
+     'manifest.json must be as it was written')])
 def test_damage_is_found_when_a_store_is_opened(tmp_path, damage, message):
   write(tmp_path).finish()
   damage(tmp_path)

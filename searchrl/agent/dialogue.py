@@ -18,9 +18,9 @@ import json
 from typing import NamedTuple
 
 from searchrl.agent.markup import neutralise, shows_tag
-from searchrl.agent.tag_parser import TAG, parse_tags, tag_stops
-from searchrl.trajectory import (
-    Action, Passage, Passages, Tool, ToolResult)
+from searchrl.agent.tag_parser import (
+    TAG, parse_tags, tag_example, tag_stops)
+from searchrl.trajectory import Action, Passage, Passages, Tool, ToolResult
 
 SEARCH = Tool(
     'search', 'Searches for passages that help to answer the question.',
@@ -227,8 +227,8 @@ def from_documents(tokenizer) -> Dialogue:
 def with_tools(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
   """Returns the tag protocol with a prompt that describes each tool's tag."""
   calls = '\n'.join(
-      f'<{tool.name}> {tool.first_parameter.removesuffix("_list")} '
-      f'</{tool.name}>: {tool.description}' for tool in tools)
+      f'<{tool.name}> {tag_example(tool)} </{tool.name}>: {tool.description}'
+      for tool in tools)
   return tags(tokenizer.leading_space + WITH_TOOLS.replace(
       '{tools}', calls), tools)
 

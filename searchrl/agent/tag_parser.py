@@ -81,11 +81,20 @@ def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
       action, arguments=_arguments(tool, action.texts[0]))
 
 
+def tag_example(tool: Tool) -> str:
+  """Returns how a prompt shows the text between a tool's tags."""
+  required = tool.parameters.get('required', ())
+  if {*required} <= {tool.first_parameter}:
+    return tool.first_parameter.removesuffix('_list')
+  return '{' + ', '.join(f'"{name}": ...' for name in required) + '}'
+
+
 def _arguments(tool: Tool, text: str) -> dict[str, Any]:
   """Returns the arguments between a tool's tags.
 
-  A JSON object gives them by name. Any other text is the first argument. So is
-  an object with half a surrogate pair, which no other program would read.
+  A JSON object gives them by name. Any other text is the first argument, whose
+  value it is in JSON if the tool takes no text there. So is an object with half
+  a surrogate pair, which no other program would read.
   """
   try:
     arguments = json.loads(text)
@@ -94,7 +103,11 @@ def _arguments(tool: Tool, text: str) -> dict[str, Any]:
     arguments = None
   if isinstance(arguments, dict):
     return arguments
-  return {tool.first_parameter: text} if text else {}
+  first = tool.parameters.get('properties', {}).get(tool.first_parameter)
+  is_text = not isinstance(first, dict) or 'string' in first.get(
+      'type', 'string')
+  value = text if is_text or arguments is None else arguments
+  return {tool.first_parameter: value} if text else {}
 
 
 def closing_block(text: str, names: tuple[str, ...] = ('search',),

@@ -43,11 +43,11 @@ class Form:
   def convert(self, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the record with the keys of FlashRAG's jsonl."""
     record = self.decode(record)
-    text = record[self.question].strip()
+    text, uid = record[self.question].strip(), record.get(self.ids)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     # Sorted, so that a choice's place does not reveal the answer.
     choices = [f'\n- {x.strip()}' for x in sorted(self.choices(record))]
-    return {'id': record.get(self.ids) or digest,
+    return {'id': digest if uid in (None, '') else uid,
             'question': text + ''.join(choices),
             'golden_answers': [
                 gold for gold in self.golds(record) if gold not in (None, '')],
@@ -67,7 +67,7 @@ def _decrypted(record: Mapping[str, Any]) -> dict[str, Any]:
                  ).decode() for name in ('problem', 'answer')}}
 
 
-FORMS = [
+_BUILT_IN = (
     # Choices are scored by their text: the scores drop the letter A as an
     # article.
     Form('gpqa', 'Question', 'Record ID', ('Correct Answer', *_INCORRECT),
@@ -96,15 +96,19 @@ FORMS = [
     # Queries of BEIR have no gold answers. Its passages have titles.
     Form('beir', 'text', '_id', (), lambda record: (), also=('_id',),
          never=('title', 'contents', 'wikipedia_title')),
-]
+)
+FORMS = [*_BUILT_IN]
 
 
 def detect_format(names: Collection[str]) -> Form | None:
   """Returns the form of the benchmark whose records have these keys, or None.
 
-  It is None for the records of FlashRAG and Search-R1, and if no form fits.
+  A form that a user has added comes before all others. The result is None for
+  the records of FlashRAG and Search-R1, and if no form fits.
   """
-  if {'question', 'prompt'} & {*names}:
-    return None
-  return next((form for form in FORMS if not {*form.never} & {*names}
-               and {form.question, *form.also} <= {*names}), None)
+  fitting = [form for form in FORMS if not {*form.never} & {*names}
+             and {form.question, *form.also} <= {*names}]
+  added = [form for form in fitting if form not in _BUILT_IN]
+  if added or {'question', 'prompt'} & {*names}:
+    return next(iter(added), None)
+  return next(iter(fitting), None)

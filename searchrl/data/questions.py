@@ -114,6 +114,8 @@ def _parse(record: question_files.Record, place: str, stem: str,
     if hops is None or hops != hops:
       named = _MUSIQUE.match(uid)
       hops = named[1] if named else 1
+    if isinstance(hops, bool) or float(hops) != int(hops):
+      raise ValueError(f'metadata.hops must be a whole number, but is {hops}')
     question = Question(
         uid=uid, text=golds.text(record['question']).strip(),
         answers=golds.read(

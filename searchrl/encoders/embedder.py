@@ -37,6 +37,7 @@ _WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens per row
 _QUERY_ROWS = (8, 64)  # rows of a small query batch on an accelerator
 _CPU_QUERY_ROWS = 8  # rows of every query batch on a CPU
 _CPU_TOKENS = 2048  # tokens per batch on a CPU; a larger batch is not faster
+_OPTION = 'search.options.encoder'  # config field of a search's encoder
 TINY_E5 = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_e5'
 
 
@@ -218,7 +219,8 @@ def cached_loader() -> open_index.LoadEncoder:
     """
     if about is None:
       settings = Settings()
-      return cached(path, settings, digest(locate(path), settings), 1)
+      sha = digest(locate(path, _OPTION), settings)
+      return cached(path, settings, sha, 1)
     if about['kind'] != 'bert':
       raise ValueError("the encoder of an index must be of kind 'bert', but is "
                        f'of kind {about["kind"]!r}. Build the index again with '
@@ -226,7 +228,7 @@ def cached_loader() -> open_index.LoadEncoder:
     settings = Settings(**{field.name: about[field.name]
                            for field in dataclasses.fields(Settings)})
     path = path or about['path']
-    sha = digest(locate(path), settings)
+    sha = digest(locate(path, _OPTION), settings)
     if sha != about['digest']:
       raise ValueError(
           f'the encoder in {path} must be the one that made the index, of '
@@ -237,19 +239,20 @@ def cached_loader() -> open_index.LoadEncoder:
   return load_encoder
 
 
-def locate(path: str) -> pathlib.Path:
+def locate(path: str, field: str = 'encoder.path') -> pathlib.Path:
   """Returns the directory of an encoder.
 
   Args:
     path: 'tiny_e5', the small encoder that comes with the package; the path of
       a directory; or a hub id.
+    field: Config field of the path, for errors.
 
   Raises:
     FileNotFoundError: There is no such directory, and the hub does not have the
       id or cannot be reached.
   """
   return TINY_E5 if str(path) == 'tiny_e5' else pathlib.Path(
-      weights.locate(path, 'encoder.path'))
+      weights.locate(path, field))
 
 
 def digest(folder: pathlib.Path, settings: Settings) -> str:

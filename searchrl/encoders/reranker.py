@@ -38,7 +38,7 @@ def load(path: str, *, max_length: int = 512, batch: int = 32
   Raises:
     FileNotFoundError, ValueError: The directory or an option cannot be used.
   """
-  folder = pathlib.Path(weights.locate(path))
+  folder = pathlib.Path(weights.locate(path, 'search.options.model'))
   shape = encoder.read_config(str(folder))
   if not 8 <= max_length <= shape.max_position_embeddings or batch < 1:
     raise ValueError(

@@ -13,6 +13,7 @@ from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.experiment import guards
 from searchrl.experiment import search as searches
+from searchrl.experiment import toolsets
 from searchrl.models import lora as loras
 from searchrl.models import sequence_attention
 from searchrl.models import transformer
@@ -55,6 +56,8 @@ def check(config) -> None:
       if 'rollout' in config:
         _check_deadline(spec, config.rollout)
         _check_joint(spec, config.rollout)
+  for spec in toolsets.engine_specs(config) if 'rollout' in config else ():
+    _check_deadline(spec, config.rollout)
   if 'guards' in config:
     guards.check(config.guards)
   loggers.resolve(config.get('train', {}).get('loggers', ()))

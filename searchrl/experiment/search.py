@@ -25,7 +25,8 @@ _load_encoder = embedder.cached_loader()  # compiled once a process
 
 
 def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
-           load_model: Callable[..., Any] | None = None) -> SearchFn:
+           load_model: Callable[..., Any] | None = None,
+           field: str = 'search') -> SearchFn:
   """Builds the search engine that a field such as config.search describes.
 
   The engine raises no errors. The result of a failed query is a SearchError.
@@ -37,6 +38,7 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
     steps: Number of steps of the run; 0 outside of training.
     load_model: Function that loads a language model beside the policy, for
       engines that need one.
+    field: Name of the field, for errors.
 
   Raises:
     ValueError, FileNotFoundError: The engine cannot be built.
@@ -50,7 +52,7 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
           load_model=load_model, **options))
   except TypeError as error:  # no such option, or a value of another kind
     raise ValueError(
-        f'search.options must be those of {name!r}, which docs/search'
+        f'{field}.options must be those of {name!r}, which docs/search'
         f'.md lists, but {dict(options)} are not: {error}.') from error
 
 

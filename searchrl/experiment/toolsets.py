@@ -13,7 +13,7 @@ from searchrl.experiment import search as searches
 from searchrl.rollouts.sampler import Sampler
 from searchrl.search import engines
 from searchrl.toolbox import toolbox
-from searchrl.trajectory import SearchFn, Tool
+from searchrl.trajectory import SearchFn, Tool, is_search
 
 
 def listed(config) -> tuple[Tool, ...]:
@@ -38,8 +38,36 @@ def _listed(names: tuple[str, ...], options: str) -> tuple[Tool, ...]:
 
 def _engine(name: str, options: Mapping[str, Any]) -> Tool:
   """Returns the tool of a search engine that is not the run's own."""
+  search, spec = _spec(name, options)
+
+  def bind(corpus: Any, seed: int) -> SearchFn:
+    if spec.needs_corpus and corpus is None:
+      raise ValueError(
+          f'tool_options.{name} needs a corpus, but the search engine has none '
+          'here. Name one in search.corpus, or leave the tool out.')
+    return searches.engine(search, corpus, seed=seed,
+                           field=f'tool_options.{name}')
+
+  return Tool(name, options.get('description', dialogues.SEARCH.description),
+              dialogues.SEARCH.parameters, bind=bind)
+
+
+def engine_specs(config) -> list[engines.Spec]:
+  """Returns the search engines among a config's tools, but the run's own one.
+
+  Raises:
+    ValueError: An engine is unknown, refuses its options or is no tool.
+  """
+  options = config.get('tool_options') or {}
+  return [_spec(name, options.get(name, {}))[1]
+          for name in config.get('tools', ())
+          if is_search(name) and name != 'search']
+
+
+def _spec(name: str, options: Mapping[str, Any]) -> tuple[Any, engines.Spec]:
+  """Returns the field of a tool's engine, like config.search, and its Spec."""
   field = f'tool_options.{name}'
-  if not {'engine'} <= options.keys() <= {'engine', 'options', 'description'}:
+  if not {'engine'} <= {*options} <= {'engine', 'options', 'description'}:
     raise ValueError(
         f'{field} must have an engine, and may have options and a description, '
         f'but has {sorted(options)}. Give for instance '
@@ -48,17 +76,17 @@ def _engine(name: str, options: Mapping[str, Any]) -> Tool:
       engine=options['engine'], options=options.get('options', {}))
   spec = searches.spec(search, field)
   engines.check(spec)
-  if spec.is_joint:
-    raise ValueError(
-        f'{field} must search in each process on its own, but its index is on '
-        "the devices of all (backend='mesh'). Make that the run's own engine, "
-        'in config.search.')
-
-  def bind(corpus: Any, seed: int) -> SearchFn:
-    return searches.engine(search, corpus, seed=seed)
-
-  return Tool(name, options.get('description', dialogues.SEARCH.description),
-              dialogues.SEARCH.parameters, bind=bind)
+  for is_wrong, rule in (
+      (spec.is_joint, 'search in each process on its own, but its index is on '
+       "the devices of all (backend='mesh')"),
+      (spec.depends_on_num_steps, 'not depend on the length of the run, but '
+       f'{search.engine!r} does with these options'),
+      (spec.local_model, f'load no language model, but {search.engine!r} loads '
+       'one')):
+    if is_wrong:
+      raise ValueError(f"{field} must {rule}. Make that the run's own engine, "
+                       'in config.search.')
+  return search, spec
 
 
 def binder(dialogue: dialogues.Dialogue, tokenizer: Any, *, result_tokens: int,

@@ -250,8 +250,10 @@ def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
     case {'contents': str(contents)}:
       title, text = _split(contents)
       other = record.get('title')
-      if isinstance(other, str) and not text and other.strip() not in (
-          '', title.strip()):  # the contents are a text of one line
+      line = contents.partition('\n')[0].strip()
+      if isinstance(other, str) and other.strip() not in (
+          '', title.strip()) and not (text and _is_quoted(line)):
+        # The contents are the text alone.
         return _title_and_text({'title': other, 'text': contents}, place)
       return title, text
     case {'title': str(title), 'text': str(text)} if 'contents' not in record:

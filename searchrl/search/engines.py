@@ -69,9 +69,14 @@ class Spec:
     return [leaf for part in self.parts for leaf in part.leaves] or [self]
 
   @property
+  def whole(self) -> list[Spec]:
+    """The engine itself and all engines that it calls, directly or not."""
+    return [self, *(inner for part in self.parts for inner in part.whole)]
+
+  @property
   def local_model(self) -> LocalModel | None:
-    """The first model that a part samples from in this process, or None."""
-    models = (leaf.engine.local_model(leaf.options) for leaf in self.leaves)
+    """The first model that an engine of `whole` samples from here, or None."""
+    models = (spec.engine.local_model(spec.options) for spec in self.whole)
     return next(filter(None, models), None)
 
   def rows_on_devices(self, memory: float, hosts: int) -> dict[str, float]:
@@ -81,17 +86,18 @@ class Spec:
     `hosts` the number of processes.
     """
     rows: dict[str, float] = {}
-    for leaf in self.leaves:
-      rows |= leaf.engine.rows_on_devices(leaf.options, memory, hosts)
+    for spec in self.whole:
+      rows |= spec.engine.rows_on_devices(spec.options, memory, hosts)
     return rows
 
   def deadline_secs(self, queries: int) -> float:
     """Returns the most seconds that `queries` queries may take.
 
-    It is 0 if no engine calls a server.
+    It is 0 if no engine calls a server. Inner engines are asked at the same
+    time; an engine that does not do so counts the others as its own seconds.
     """
-    return max(leaf.engine.deadline_secs(leaf.options, queries)
-               for leaf in self.leaves)
+    return self.engine.deadline_secs(self.options, queries) + max(
+        (part.deadline_secs(queries) for part in self.parts), default=0.0)
 
 
 def traits(**values: Any) -> Callable[[Callable], Callable]:

@@ -4,6 +4,7 @@
 
 import collections
 from collections.abc import Sequence
+from concurrent import futures
 import dataclasses
 import math
 
@@ -37,7 +38,7 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
 
 def fused(engines: Sequence[SearchFn], *, k: float = 5.0, depth: int = 50
          ) -> SearchFn:
-  """Returns a search that asks all engines and merges their rankings.
+  """Returns a search that asks all engines at once and merges their rankings.
 
   A query that fails in one engine fails, because a fusion without one of its
   engines would be a different engine.
@@ -61,11 +62,12 @@ def fused(engines: Sequence[SearchFn], *, k: float = 5.0, depth: int = 50
 
   def search(queries: Sequence[Query]) -> list[Passages | SearchError]:
     deep = [dataclasses.replace(q, top_k=max(q.top_k, depth)) for q in queries]
+    with futures.ThreadPoolExecutor(len(engines)) as threads:
+      results = [*threads.map(lambda engine: engine(deep), engines)]
     return [
         next((ranking for ranking in rankings
               if isinstance(ranking, SearchError)), None)
         or fuse(rankings, k=k, top_k=query.top_k)
-        for query, *rankings in zip(
-            queries, *(engine(deep) for engine in engines), strict=True)]
+        for query, *rankings in zip(queries, *results, strict=True)]
 
   return search

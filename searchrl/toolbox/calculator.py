@@ -34,6 +34,8 @@ def make() -> Tool:
       return _wrong(f'more than {_MOST_CHARACTERS} characters')
     if re.search('["\']', expression):  # formats of texts could fill the memory
       return _wrong('it has a text')
+    if ';' in expression:  # only its first part would be computed
+      return _wrong('it has a semicolon')
     evaluator = simpleeval.SimpleEval(
         operators=simpleeval.DEFAULT_OPERATORS | _OPERATORS,
         functions=_FUNCTIONS, names={})

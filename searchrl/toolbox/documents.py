@@ -7,8 +7,10 @@ A corpus such as wiki-18 has several passages per document. A window, or page,
 of a document has whole words and at most a given number of tokens.
 """
 
+import bisect
 from collections.abc import Callable, Sequence
 import functools
+import itertools
 from typing import Any
 
 from searchrl.trajectory import Passage, Tool, ToolCall, ToolResult
@@ -78,13 +80,11 @@ class _Reader:
     pages, passage = self._pages(first), self._corpus[first]
     page = int(call.arguments.get('page') or 1 + self._last_page(call, first))
     if 'find' in call.arguments:
-      text = call.arguments['find'].lower()
-      hits = [n for n, words in enumerate(pages, 1) if text in words.lower()
-              and n >= call.arguments.get('page', 1)]
-      if not hits:
+      page = _page_of(call.arguments['find'], pages,
+                      int(call.arguments.get('page', 1)))
+      if not page:
         return ToolResult(f'Error: {call.arguments["find"]!r} is not in it.',
                           is_error=True)
-      page = hits[0]
     if page > len(pages):
       return ToolResult(f'Error: the document has {len(pages)} pages, and page '
                         f'{page} is none of them.', is_error=True)
@@ -156,6 +156,18 @@ class _Reader:
     return ' '.join(texts)
 
 
+def _page_of(text: str, pages: Sequence[str], first: int) -> int:
+  """Returns the number of the page, from `first` on, on which a text begins.
+
+  It is 0 if there is none. Case and the kind of white space do not count.
+  """
+  lower = [page.lower() for page in pages]
+  starts = [*itertools.accumulate((len(page) + 1 for page in lower), initial=0)]
+  place = ' '.join(lower).find(' '.join(text.lower().split()),
+                               starts[min(first, len(starts)) - 1])
+  return bisect.bisect_right(starts, place)
+
+
 def _rows(corpus: Any) -> Callable[[str], int | None]:
   """Returns a function from an id to the number of the passage that has it.
 
@@ -168,7 +180,8 @@ def _rows(corpus: Any) -> Callable[[str], int | None]:
   if count and corpus[0].id == '0' and corpus[count - 1].id == str(count - 1):
 
     def of_position(id_: str) -> int | None:
-      is_row = id_.isascii() and id_.isdigit() and int(id_[:12]) < count
+      is_row = (id_.isascii() and id_.isdigit() and len(id_) <= 12
+                and int(id_) < count)
       return int(id_) if is_row and corpus[int(id_)].id == id_ else None
 
     return of_position

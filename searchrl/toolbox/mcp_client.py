@@ -71,10 +71,13 @@ def make(*, command: Sequence[str] = (), url: str = '',
   try:
     described = server.list_tools()
   except Exception as error:  # whatever the SDK and the server raise
+    cause: BaseException = error
+    while isinstance(cause, BaseExceptionGroup):
+      cause = cause.exceptions[0]
     raise ValueError(
         f'{"url" if url else "command"} must be an MCP server that answers '
         f'within call_secs={call_secs:g}, but {url or command[0]} failed: '
-        f'{type(error).__name__}: {error}.') from error
+        f'{type(cause).__name__}: {cause}.') from error
   known = [tool.name for tool in described]
   missing = [name for name in names if name not in known]
   if missing:

@@ -25,7 +25,8 @@ def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
 
   Args:
     urls: Complete addresses of sandbox servers; a call goes to any of them.
-    run_secs: Seconds that a program may run.
+    run_secs: Seconds that a program may run. Unless `retries` say otherwise, a
+      request may take five more, and at least ten.
     connections: Largest number of simultaneous requests.
     token_env: Name of the environment variable whose value is sent as a bearer
       token; '': none is sent.
@@ -39,6 +40,14 @@ def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
   if not run_secs > 0:
     raise ValueError(f'run_secs must be above 0, but is {run_secs}. 5 is the '
                      'usual.')
+  retries = {'try_secs': max(run_secs + 5, transport.RetryPolicy.try_secs),
+             'deadline_secs': transport.RetryPolicy.deadline_secs, **retries}
+  limits = retries['try_secs'], retries['deadline_secs']
+  if run_secs >= min(limits):
+    raise ValueError(
+        'run_secs must be below try_secs and deadline_secs, so that a program '
+        f'that runs too long says so, but is {run_secs:g}, and they are '
+        f'{limits[0]:g} and {limits[1]:g}. Raise them.')
   calls = transport.posting_json(
       urls, token_env=token_env, response_bytes=2**20, wiring=wiring, **retries)
   return Tool(

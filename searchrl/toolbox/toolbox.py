@@ -105,7 +105,8 @@ def _check(tools: Sequence[Tool]) -> None:
     if not _NAME.fullmatch(tool.name) or tool.name.lower() in _RESERVED:
       raise ValueError(
           'a tool must have a name of letters, digits, _, . and - that is no '
-          f'tag of the protocol, but has {tool.name!r}. Rename it.')
+          f'tag of the protocol, but has {tool.name!r}. Rename it; or leave it '
+          'out, if a server gives it, by the option names.')
     if names.count(tool.name) > 1:
       raise ValueError(
           f'tools must have different names, but {tool.name!r} occurs twice. '

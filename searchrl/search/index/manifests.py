@@ -30,7 +30,7 @@ def write(folder: pathlib.Path, facts: Mapping[str, Any]) -> dict[str, Any]:
            for file in sorted(folder.rglob('*')) if file.is_file()}
   manifest = {**facts, 'bytes': {
       name: (folder / name).stat().st_size for name in files}, 'crc32': files}
-  atomic_files.write_json(folder / _NAME, manifest | {'seal': _seal(manifest)})
+  atomic_files.write_json(folder / _NAME, manifest | {'seal': seal(manifest)})
   return manifest
 
 
@@ -47,13 +47,13 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
         f"--config.build=\"('{folder.name}',)\" of configs/build_index.py.")
   try:
     manifest = json.loads((folder / _NAME).read_text())
-    seal = manifest.pop('seal', None)
+    written = manifest.pop('seal', None)
     sizes, _ = manifest['bytes'].items(), manifest['crc32'].items()
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(
         f'{folder / _NAME} must be whole, and of this version, but: '
         f'{type(error).__name__} {error}. Build it again.') from error
-  if seal != _seal(manifest):
+  if written != seal(manifest):
     raise ValueError(f'{folder / _NAME} must be as it was written, but is '
                      'damaged. Build it again.')
   for name, size in sizes:
@@ -88,5 +88,6 @@ def _checksum(file: pathlib.Path, start: int) -> int:
   return checksum
 
 
-def _seal(manifest: Mapping[str, Any]) -> int:
+def seal(manifest: Mapping[str, Any]) -> int:
+  """Returns the checksum of a manifest, which its field 'seal' has."""
   return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())

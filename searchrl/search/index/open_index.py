@@ -128,6 +128,10 @@ def encoder_of(store: vector_store.Store, corpus: Corpus,
   """Returns the encoder of queries, which also made the passages' vectors."""
   about = store.recipe.encoder
   if about['kind'] == 'ngrams':
+    if path:
+      raise ValueError(
+          'search.options.encoder must be left out for an index of hashed '
+          f'n-grams, which has no encoder, but is {path!r}.')
     return dense.ngram_encoder(corpus, dim=about['dim'], n=about['n'])
   if load_encoder is None:
     raise ValueError(

@@ -26,6 +26,7 @@ import numpy as np
 import tensorstore
 
 from searchrl.runtime import atomic_files
+from searchrl.search.index import manifests
 
 
 DTYPES = {'float32': np.float32, 'float16': np.float16,
@@ -252,10 +253,12 @@ class Writer:
     for note in filter(None, map(self._note, range(self.recipe.shards))):
       total += note['sum']
       sha.update(note['sha256'].encode())
-    atomic_files.write_json(self._folder / 'manifest.json', {
+    manifest = {
         'format': _FORMAT, **dataclasses.asdict(self.recipe),
         'fingerprint': sha.hexdigest(),
-        'mean': (total / self.recipe.count).tolist()})
+        'mean': (total / self.recipe.count).tolist()}
+    atomic_files.write_json(self._folder / 'manifest.json', {
+        **manifest, 'seal': manifests.seal(manifest)})
     return open_(self._folder)
 
 
@@ -322,12 +325,16 @@ def open_(folder: str | pathlib.Path) -> Store:
     recipe, fingerprint = Recipe(**fields), raw['fingerprint']
     mean = np.array(raw['mean'], np.float32)
     fits = raw['format'] == _FORMAT and mean.shape == (recipe.dim,)
+    seal = raw.pop('seal', None)  # older stores have none
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f'{folder}/manifest.json must be whole, but: '
                      f'{type(error).__name__} {error}. {_REBUILD}') from error
   if not fits:
     raise ValueError(f'{folder}/manifest.json must be of format {_FORMAT}, but '
                      f'is of {raw["format"]}. Build the index again.')
+  if seal not in (None, manifests.seal(raw)):
+    raise ValueError(f'{folder}/manifest.json must be as it was written, but '
+                     f'is damaged. {_REBUILD}')
   for shard in range(recipe.shards):
     if _read_marker(folder, recipe, shard) is None:
       raise ValueError(

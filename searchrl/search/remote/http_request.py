@@ -164,7 +164,9 @@ def _check_status(host: str, response: aiohttp.ClientResponse) -> None:
     return
   pause = response.headers.get('Retry-After', '')
   failed = functools.partial(
-      Failure, detail=f'{host}: status {status}',
+      Failure, detail=f'{host}: status {status}' + (
+          ', which asks for fewer passages (top_k, depth or candidates) or '
+          'queries') * (status == 413),
       smaller=status in _LARGE or status >= 500,
       after_secs=float(pause) if pause.isdecimal() else 0.0)
   if status in _SLOW:
