@@ -56,6 +56,12 @@ def test_a_killed_collection_goes_on_and_writes_the_same(tmp_path, monkeypatch):
       quality = 'Useful' if line['useful'] else 'Noisy'
       assert line['prompt'].startswith(f'{quality} documents: {line["query"]}')
       assert line['completion'].startswith('Doc 1: "')
+  for name in ('questions', 'search'):  # other files than those it began with
+    noted = (killed / f'{name}.json').read_text()
+    (killed / f'{name}.json').write_text('{}')
+    with pytest.raises(ValueError, match=f'whose {name} was another'):
+      job.run(config_of(), str(killed))
+    (killed / f'{name}.json').write_text(noted)
   train, aside = ({line['question']['uid'] for line in lines(whole, name)}
                   for name in FILES)
   assert not train & aside

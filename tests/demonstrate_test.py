@@ -280,6 +280,16 @@ def test_counts_limit_what_is_kept(data, tmp_path):
   assert len(list((tmp_path / 'b/trajectories').iterdir())) == 2
 
 
+def test_hops_are_those_of_the_chain_if_a_question_does_not_say(data, tmp_path):
+  rows = list(questions())
+  for row in rows:
+    del row['metadata']['hops']
+  jsonl.write(data / 'train.jsonl', rows)
+  demonstrate.run(config(data, TINY, most_per_hops=3), str(tmp_path / 'run'))
+  assert sorted(len(texts_of(line)) for line in written(tmp_path / 'run')) == [
+      2, 2, 2, 3, 3, 3]
+
+
 def test_a_killed_job_goes_on(data, tmp_path, monkeypatch):
   options = config(data, TINY, questions_a_round=9)
   demonstrate.run(options, str(tmp_path / 'whole'))

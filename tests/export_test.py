@@ -56,5 +56,8 @@ def test_runs_of_a_common_name_are_exported_apart(run, name):
 def test_a_step_that_is_not_kept_names_those_that_are(run, tmp_path):
   with pytest.raises(ValueError, match='has kept, one of 3, but is at 20'):
     export.run(configured(run[0], step=20), str(tmp_path))
+  with pytest.raises(ValueError, match='export.step must be that of '
+                     'export.run, 0, but is 20. Give one of them'):
+    export.run(configured(f'{run[0]}@0', step=20), str(tmp_path))
   with pytest.raises(FileNotFoundError, match='export.run must be the folder'):
     export.run(configured(''), str(tmp_path))

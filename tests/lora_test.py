@@ -85,6 +85,12 @@ def test_a_merged_kernel_keeps_its_dtype(base):
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), base)
   merged = loras.merge(half, random_adapters(LORA), LORA)
   assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(merged))
+  whole = loras.merge(half, random_adapters(LORA), LORA, 'float32')
+  exact = loras.merge(jax.tree.map(lambda x: x.astype(jnp.float32), half),
+                      random_adapters(LORA), LORA)
+  for name in loras.TARGETS:
+    np.testing.assert_array_equal(
+        whole['layers'][name]['kernel'], exact['layers'][name]['kernel'])
 
 
 def test_fresh_adapters_change_nothing_and_differ(base):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """proposals: Dr. Zero's rewards as published, and what they must not reward."""
 
+import dataclasses
 import itertools
 import time
 
@@ -35,6 +36,22 @@ def end(answer, question='Who is the mayor of the town on the Tarn?',
 def score(hops, *turns):
   asked = Question('q', proposals.ask(DOCUMENT, hops), (), hops)
   return proposals.form(Trajectory(asked, 0, 0, (1,), turns)).score
+
+
+def test_a_thought_that_the_prompt_opens_counts():
+  """The template of R1-Distill ends a prompt with <think>."""
+  asked = Question('q', proposals.ask(DOCUMENT, 2), (), 2)
+
+  def thoughts(turn, observation):
+    turns = (dataclasses.replace(turn, observation=observation),
+             end('Jeanne Roux-Martin', think='so </think> '))
+    return proposals.form(Trajectory(
+        asked, 0, 0, (1,), turns, prompt='Assistant: <think>\n')).think
+
+  opened = search('who? </think> <search> mayor of Albi </search>')
+  assert thoughts(opened, 'Albi <think>\n') == 1
+  assert thoughts(opened, 'Albi') == 0.5  # the second turn has no <think>
+  assert thoughts(search(), 'Albi <think>\n') == 1  # a tag twice is one, too
 
 
 def test_tags_that_are_never_closed_take_no_time():

@@ -9,6 +9,7 @@ formats_test and demonstrations_test, on the vocabularies that people use.
 import collections
 import functools
 import json
+import types
 import unicodedata
 
 import chats
@@ -34,7 +35,10 @@ from searchrl.agent import tools
 from searchrl.agent import transcripts
 from searchrl.evaluation import scores
 from searchrl.evaluation.report import tokens as report
+from searchrl.experiment import solver
 from searchrl.models.inference import stops
+from searchrl.papers.dr_zero import proposals
+from searchrl.papers.dr_zero import propose
 from searchrl.rollouts import driver
 from searchrl.trajectory import Action, Passage, Request, Trajectory, Turn
 
@@ -645,3 +649,22 @@ def test_all_readers_agree_on_a_turn(name, tokenizer, count):
     actions[action.kind] += 1
   assert min(actions[kind] for kind in ('search', 'answer', 'invalid')) > (
       count / 50)
+
+
+@of(['qwen2.5-instruct', 'smollm2'])
+def test_evidence_is_cut_until_the_prompt_fits(name):
+  """Qwen reads the line break before a question with the one before that."""
+  document = 'A quick fox of Albi jumps, 1234, over a dog by the Tarn. ' * 50
+  proposal = Trajectory(
+      tiny.question(text=proposals.ask(document, 1)), 0, 0, (1,), (Turn(
+          (1,), (0.0,), Action('answer', ('x',)), text='<question> Which town '
+          'lies on the Tarn? </question><answer> x </answer>'),))
+  tokenizer = load(name)
+  dialogue = chat.from_documents(tokenizer)
+  for limit in range(240, 260):
+    reader = solver.Solver(types.SimpleNamespace(
+        budgets=types.SimpleNamespace(max_prompt_tokens=limit),
+        dialogue=dialogue, tokenizer=tokenizer), None, None, 1.0)
+    asked = propose._with_evidence(reader, proposal)
+    length = len(dialogues.opening(dialogue, asked.text, tokenizer))
+    assert limit - 3 <= length <= limit

@@ -7,6 +7,8 @@ import collections
 import pytest
 import tiny
 
+from searchrl.agent import tokenizer as tokenizers
+from searchrl.experiment import policy
 from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import seeds
 from searchrl.search.corpus import Corpus
@@ -52,6 +54,18 @@ def test_long_documents_are_cut_and_may_be_left_out():
   hidden = draw(documents=False)
   assert {proposals.document_of(seed) for seed in hidden} == {''}
   assert [seed.hops for seed in hidden] == [seed.hops for seed in draw()]
+
+
+def test_a_long_document_ends_with_a_whole_character():
+  """The tokens of the tiny base are bytes there, three to a character."""
+  tokenizer = tokenizers.load(str(policy.TINY_BASE))
+  corpus = Corpus((Passage('0', 't', '日本' * 30),))
+  for tokens in range(20, 26):
+    seed, = seeds.draw(corpus, tokenizer, first=0, count=1, hops=(1,), seed=0,
+                       tokens=tokens)
+    shown = proposals.document_of(seed)
+    assert '\ufffd' not in shown and shown.endswith(('日', '本'))
+    assert tokens - 3 < len(tokenizer.encode_data(shown)) <= tokens
 
 
 def test_a_document_shows_a_proposer_no_tag():

@@ -148,12 +148,28 @@ def test_a_proposer_that_cannot_write_questions_ends_the_game(tmp_path):
     (dict(proposer__solver__temperature=0.0), 'solver.temperature must be'),
     (dict(proposing__check__attempts=-1),
      'proposing.check.attempts must be at least 0'),
+    (dict(solver__train__init_from='runs/a'),
+     "solver.train.init_from must be empty in self-play, .* but is 'runs/a'. "
+     'Leave it out, or export that run, and name its model by solver.model'),
+    (dict(proposer__solver__run='runs/a'), 'proposer.solver.run must be empty'),
+    (dict(data__train='q.jsonl'), 'data.train must be empty in self-play'),
+    (dict(data__world_seed=101), 'judged in the world that it has learned'),
+    (dict(search__corpus='c.jsonl', data__evaluate='none.jsonl'),
+     'none.jsonl is not a file. Check data.evaluate'),
+    (dict(proposing__check__attempts=2,
+          proposing__check__from_documents='foo:bar'),
+     'proposing.check.from_documents must be'),
+    (dict(proposing__majority__least=0.8, proposing__majority__most=0.5),
+     'majority.least must be at most proposing.majority.most, 0.5, but is 0.8'),
+    (dict(selfplay__document_tokens=200),
+     'budgets.max_prompt_tokens must hold a task with its document, about .* '
+     'tokens with selfplay.document_tokens=200, but is 128'),
     (dict(alarms__gate=2.0), 
      'alarms.gate must be at least 0 and at most 1, but is 2.0'),
 ])
 def test_bad_options_are_named_before_anything_is_trained(
     changes, words, tmp_path):
-  with pytest.raises(ValueError, match=words):
+  with pytest.raises((ValueError, FileNotFoundError), match=words):
     selfplay.run(config(**changes), str(tmp_path / 'run'))
   assert not (tmp_path / 'run' / 'iteration_1' / 'proposer').exists()
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """served_teacher: what a served model writes becomes demonstrations."""
 
+import dataclasses
 import json
 import re
 
@@ -88,6 +89,38 @@ def test_a_failing_teacher_is_asked_again_and_then_an_error(data, tmp_path):
     text = made(Request(tiny.question(text='the town 3')), ())
   assert text.endswith('<search> river of the town 3  </search>'.replace(
       '  ', ' ')) and len(server.requests) == 2
+
+
+def test_a_question_that_the_teacher_refuses_is_left_out(
+    data, tmp_path, capsys):
+  def answer(path, request):
+    request = request if isinstance(request, dict) else json.loads(request)
+    if 'town 3?' in request['messages'][1]['content']:
+      raise ValueError('the server fails here')
+    return of_towns(path, request | {'seed': 1000})
+
+  config = demonstrate_test.config(
+      data, demonstrate_test.TINY, source='teacher', hops=(1,))
+  with faulty.Server([], answer) as server:
+    server.fails = '400'
+    config.teacher.update(url=server.url, samples=2)
+    demonstrate.run(config, str(tmp_path / 'run'))
+  said = capsys.readouterr()
+  assert said.err.count("refuses question 'one3' (127.0.0.1") == 1
+  assert '2 have a turn that is no action' in said.out
+  lines = demonstrate_test.written(tmp_path / 'run')
+  assert len(lines) == demonstrate_test.TOWNS - 1
+
+
+def test_a_thought_that_the_prompt_opens_is_opened_once():
+  dialogue = dataclasses.replace(
+      dialogues.tags(), after='</information><think>\n', tail='<think>\n')
+  text = '<think> hm </think> <search> a </search>'
+  with faulty.Server([], lambda *_: reply(text)) as server:
+    teacher = served_teacher.Teacher(
+        dialogue, chats.qwen(), url=server.url, **OPTIONS)
+    first = teacher(Request(tiny.question()), ())
+  assert first == 'hm </think> <search> a </search>'
 
 
 @pytest.mark.parametrize('make', [dialogues.search_r1, chat.search_r1,

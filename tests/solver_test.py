@@ -5,7 +5,9 @@
 import dataclasses
 import shutil
 
+import experiment_policy_test
 import jax
+import numpy as np
 import pytest
 import tiny
 import train_test
@@ -16,6 +18,7 @@ from searchrl.experiment import build
 from searchrl.experiment import policy
 from searchrl.experiment import solver
 from searchrl.jobs import train
+from searchrl.models import weights
 from searchrl.rollouts import sampler as samplers
 from searchrl.runtime import mesh as meshes
 from searchrl.search.corpus import Corpus
@@ -93,6 +96,22 @@ def test_the_solver_may_be_another_model_of_the_same_kind(loaded, tmp_path):
       (dict(run=str(tmp_path)), 'solver.run must be the folder of a run')):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
       texts(**changes)
+
+
+@pytest.mark.slow
+def test_the_solver_may_be_a_run_of_adapters_of_another_model(
+    loaded, tmp_path):
+  """They are merged with the weights of that run, not with the policy's."""
+  sampler, _, mesh = loaded
+  run, merged = experiment_policy_test.run_of_adapters(tmp_path)
+  path = policy.TINY_BASE.parent / 'tiny_instruct'
+  policys = weights.load(str(path), sampler.shape)
+  params = solver._params(
+      options(run=f'{run}@3'), policys, sampler, mesh)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+               params, merged)
+  with pytest.raises(ValueError, match='solver.run must be at a step whose'):
+    solver._params(options(run=f'{run}@2'), policys, sampler, mesh)
 
 
 def test_a_reward_that_needs_a_solver_says_so():

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from searchrl.agent import formats
 from searchrl.agent import rewards
 from searchrl.agent.dialogue import Dialogue
 from searchrl.texts import normalise
@@ -161,11 +162,8 @@ def write(script: Script, request: Request, turns: Sequence[Turn], *,
       thought = f'{pick(_FOUND).format(hops[done - 1].answer)} {thought}'
     action = Action('search', (hops[done].query if turns or not poor else
                                poor,))
-  text = dialogue.write(thought, action)
-  before = dialogue.after if turns else dialogue.tail
-  if before.rstrip().endswith('<think>'):  # the chat template opens thoughts
-    text = text.removeprefix('<think>').lstrip()
-  return text
+  return formats.continued(dialogue.write(thought, action),
+                           dialogue.after if turns else dialogue.tail)
 
 
 def found(answer: str, turn: Turn) -> bool:

@@ -97,6 +97,13 @@ def opens_thought(prompt: str) -> bool:
   return prompt.rstrip().endswith('<think>')
 
 
+def continued(turn: str, before: str) -> str:
+  """Returns a turn without the <think> that the text before it has opened."""
+  if not opens_thought(before):
+    return turn
+  return turn.removeprefix('<think>').lstrip()
+
+
 def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
                   ) -> bool:
   """Returns whether a trajectory's response is valid, in tags or tool calls.

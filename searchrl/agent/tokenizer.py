@@ -265,6 +265,21 @@ class Tokenizer:
     return '\x01' if alone and puts_space and continues else ''
 
 
+def cut(tokenizer: Any, text: str, tokens: int) -> str:
+  """Returns the beginning of a text from outside, of at most `tokens` tokens.
+
+  It ends with a whole character.
+  """
+  ids = tokenizer.encode_data(text)
+  if len(ids) <= tokens:
+    return text
+  for end in range(tokens, 0, -1):
+    beginning = tokenizer.decode(ids[:end]).rstrip('\ufffd')
+    if len(tokenizer.encode_data(beginning)) <= tokens:
+      return beginning
+  return ''
+
+
 def _piece_reader(decoder) -> Callable[[str], bytes]:
   """Returns a function from an entry of the vocabulary to its bytes."""
   join = ' '.join if decoder is None else decoder.decode

@@ -59,7 +59,8 @@ def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
   conversations = [_parse(line, place) for place, line in jsonl.lines(file)]
   if not conversations:
     raise ValueError(f'{field} must hold a conversation per line, but {path} '
-                     'is empty.')
+                     'is empty. Name another file, or none by --config.'
+                     f"{field}='' if this one is for validation.")
   return conversations
 
 

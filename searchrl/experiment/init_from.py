@@ -98,7 +98,8 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
     if not config.model.lora.rank and config.model.dtype != 'float32':
       state['policy'] = dataclasses.replace(
           state['policy'], params=load(dtype='float32'))
-    return _with_critic(state, json.loads((folder / _NOTE).read_text()))
+    return _with_critic(state, json.loads((folder / _NOTE).read_text()),
+                        config.train.init_from)
 
   return load(dtype=config.model.dtype), fresh
 
@@ -120,14 +121,18 @@ def _export(config, folder: pathlib.Path, sampler: Sampler,
       'critic': checkpoint.holds(run / 'checkpoints', step, 'critic')}))
 
 
-def _with_critic(state: dict[str, Any], note: dict[str, Any]) -> dict[str, Any]:
+def _with_critic(state: dict[str, Any], note: dict[str, Any], named: str
+                ) -> dict[str, Any]:
   """Returns the state with the critic of the run that `note` names.
 
-  The state is unchanged if it or that run has no critic.
+  The state is unchanged if it or that run has no critic. `named` is
+  train.init_from, which says where the run is if it was moved.
   """
   if 'critic' not in state or not note['critic']:
     return state
   run, step = pathlib.Path(note['run']), note['step']
+  if not run.is_dir():
+    run, _ = past_runs.parse_run(named)
   past_runs.kept_step(run, step, 'train.init_from')
   restored = checkpoint.restore(
       run / 'checkpoints', {'critic': {'params': state['critic'].params}},

@@ -313,8 +313,8 @@ def of_run(config, run: str, *, limit: int | None = None, alike: bool = False,
 
 
 def trained(run: pathlib.Path, base: transformer.Params,
-            shape: transformer.TransformerConfig, *, step: int | None = None
-           ) -> transformer.Params:
+            shape: transformer.TransformerConfig, *, step: int | None = None,
+            dtype: str | None = None) -> transformer.Params:
   """Loads the policy of a run's checkpoint; merges adapters with `base`.
 
   Args:
@@ -323,6 +323,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
       any params of the shape, or structs with shardings.
     shape: Shape of the model.
     step: Step of the checkpoint. None: the newest.
+    dtype: Dtype of matrices with adapters. None: that of `base`.
 
   Raises:
     FileNotFoundError: The run has no checkpoint.
@@ -357,7 +358,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
         f'evaluate.run must be the folder of a run with checkpoints, but {run} '
         'has none.')
   params = restored[1]['policy']['params']
-  return loras.merge(base, params, lora) if lora else params
+  return loras.merge(base, params, lora, dtype) if lora else params
 
 
 def base_of(path: str) -> dict[str, str]:

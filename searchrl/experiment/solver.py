@@ -93,8 +93,12 @@ def check(options: Any, tokenizer: Any) -> None:
   if options.temperature <= 0:
     raise ValueError('solver.temperature must be above 0, or all attempts are '
                      f'one, but is {options.temperature}.')
-  model_folders.load_dialogue(
-      options.dialogue, tokenizer, 'solver.dialogue', _OURS)
+  check_dialogue(options.dialogue, tokenizer, 'solver.dialogue')
+
+
+def check_dialogue(name: str, tokenizer: Any, field: str) -> None:
+  """Raises a ValueError unless a field names a dialogue for a tokenizer."""
+  model_folders.load_dialogue(name, tokenizer, field, _OURS)
 
 
 def load(options: Any, sampler: Sampler, params: transformer.Params,
@@ -126,10 +130,17 @@ def _params(options: Any, params: transformer.Params, sampler: Sampler,
   They are those of the run `options.run`, of the model `options.path`, or, if
   both are empty, the given params of the policy.
   """
+  load = functools.partial(
+      weights.load, dtype=jax.tree.leaves(params)[0].dtype,
+      sharding_of=functools.partial(meshes.sharding, mesh))
   if options.run:
-    run, _ = past_runs.parse_run(options.run)
-    past_runs.kept_step(run, None, 'solver.run')
-    return policy.trained(run, params, sampler.shape)
+    run, step = past_runs.parse_run(options.run)
+    step = past_runs.kept_step(run, step, 'solver.run')
+    model = past_runs.recorded(run)['model']
+    if model['lora']['rank']:  # the run's own base may not be the policy's
+      params = load(weights.locate(model['path'] or str(policy.TINY_BASE)),
+                    sampler.shape)
+    return policy.trained(run, params, sampler.shape, step=step)
   if not options.path:
     return params
   path, shape, tokenizer = model_folders.parts(options.path)
@@ -140,5 +151,4 @@ def _params(options: Any, params: transformer.Params, sampler: Sampler,
         f'because one sampler runs both, but {options.path!r} has another '
         f'{"shape" if shape != sampler.shape else "tokenizer"}. Choose a '
         'checkpoint of the same model.')
-  return weights.load(path, shape, dtype=jax.tree.leaves(params)[0].dtype,
-                      sharding_of=functools.partial(meshes.sharding, mesh))
+  return load(path, shape)

@@ -62,6 +62,9 @@ class Author:
   samples: int = 1  # samples per question
   threads: int = 1  # simultaneous calls of `write`
   misses: Callable[[Trajectory], bool] = lambda trajectory: False
+  # Number of hops of a trajectory's question.
+  hops: Callable[[Trajectory], int] = (
+      lambda trajectory: trajectory.question.hops)
   # Numbers of the turns that are not trained on.
   untrained: Callable[[Trajectory], Sequence[int]] = lambda trajectory: ()
 
@@ -178,8 +181,10 @@ def by_chains(config, questions: Sequence[Question],
     retries = chains_lib.is_retry(scripts[trajectory.question.uid], trajectory)
     return (0,) if retries and not options.train_poor_queries else ()
 
-  return Author(write, chosen, untrained=untrained, misses=lambda t: (
-      chains_lib.misses(scripts[t.question.uid], t)))
+  return Author(
+      write, chosen, untrained=untrained,
+      misses=lambda t: chains_lib.misses(scripts[t.question.uid], t),
+      hops=lambda t: len(chains[t.question.uid].hops))
 
 
 def by_teacher(config, questions: Sequence[Question],
@@ -252,7 +257,7 @@ def select(options: Any, author: Author, trajectories
   left_out: collections.Counter[str] = collections.Counter()
   for trajectory in trajectories:
     reason = why_not(trajectory, author, options)
-    keys = trajectory.question.uid, trajectory.question.hops
+    keys = trajectory.question.uid, author.hops(trajectory)
     limits = options.most, options.most_per_hops or sys.maxsize
     if not reason and any(counts[key] >= limit
                           for key, limit in zip(keys, limits)):

@@ -32,6 +32,9 @@ def run(config, workdir: str) -> None:
   config_checks.check(config)
   options = config.export
   folder, step = past_runs.parse_run(options.run)
+  if options.step and step not in (None, options.step):
+    raise ValueError(f'export.step must be that of export.run, {step}, but is '
+                     f'{options.step}. Give one of them.')
   step = past_runs.kept_step(folder, options.step or step, 'export.run')
   model = past_runs.recorded(folder)['model']
   path = weights.locate(model['path'] or str(policy.TINY_BASE))
@@ -43,7 +46,7 @@ def run(config, workdir: str) -> None:
   target = pathlib.Path(workdir) / f'{_name(folder.resolve())}_step_{step}'
   if processes.is_first():
     target.parent.mkdir(parents=True, exist_ok=True)
-  params = policy.trained(folder, base, shape, step=step)
+  params = policy.trained(folder, base, shape, step=step, dtype=options.dtype)
   with progress.phase('Writing the model'):
     weights.save(target, params, shape, tokenizer_from=path,
                  eos_id=chat.ends(tokenizers.load(path)), dtype=options.dtype)

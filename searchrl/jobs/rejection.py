@@ -13,7 +13,6 @@ import sys
 from typing import Any
 
 from searchrl.agent import demonstrations
-from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import jsonl
 from searchrl.experiment import build
@@ -51,6 +50,7 @@ def run(config, workdir: str) -> None:
   config_checks.check_questions(config)
   config_checks.check_training_data(config)
   config_checks.check_supervised(config.tuning)
+  build.scorer(config)  # raises before a device is used
   config = model_defaults.resolved(config, folder, trains=True)
   sampling = memory_plan.chosen(phases(config)['sampling']).rollout
   config.rollout.update(
@@ -122,11 +122,13 @@ def _collect(config, path: str, corpus: Any, questions: list[Question],
         search=search, step=number, temperature=options.temperature
     ).trajectories
 
+  scorer = build.scorer(config)
   trajectories = [t for sampled in records.in_rounds(
       here / 'trajectories', questions, options.questions_a_round, play)
-                  for t in sampled]
-  right = demonstrations.right(trajectories, rewards.em, most=options.most,
-                               balance=options.balance)
+                  for t in scorer(sampled)]
+  right = demonstrations.right(
+      trajectories, lambda trajectory: trajectory.outcome_reward or 0.0,
+      most=options.most, balance=options.balance)
   processes.say(f'{here}: {len(right)} of {len(trajectories)} trajectories are '
                 'kept')
   if not right:

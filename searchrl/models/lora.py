@@ -16,6 +16,7 @@ Source: Hu et al. 2021, LoRA, arXiv:2106.09685, section 4.1.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -105,37 +106,42 @@ def attach(base: Params, adapters: Params, lora: Lora) -> Params:
       for name, adapter in adapters['layers'].items()}}
 
 
-def merge(base: Params, adapters: Params, lora: Lora) -> Params:
-  """Returns a plain decoder's params: W plus the adapters, in W's dtype.
+def merge(base: Params, adapters: Params, lora: Lora,
+          dtype: str | None = None) -> Params:
+  """Returns a plain decoder's params: W plus the adapters.
 
-  Leaves without an adapter are shared with the base.
+  The sums are in `dtype`; None is W's. Leaves without an adapter are shared
+  with the base.
   """
-  return merged(attach(base, adapters, lora))
+  return merged(attach(base, adapters, lora), dtype)
 
 
-def merged(params: Params) -> Params:
+def merged(params: Params, dtype: str | None = None) -> Params:
   """Returns a plain decoder's params, like `merge`, from those of `attach`.
 
   Params without adapters are returned as they are.
   """
   return {**params, 'layers': {
-      name: merged_matrix(leaves) for name, leaves in params['layers'].items()}}
+      name: merged_matrix(leaves, dtype)
+      for name, leaves in params['layers'].items()}}
 
 
-def merged_matrix(leaves: Params) -> Params:
+def merged_matrix(leaves: Params, dtype: str | None = None) -> Params:
   """Returns a module's leaves with its adapter, if it has one, in its kernel.
 
-  The leaves are one layer's, or those of all layers, stacked.
+  The leaves are one layer's, or those of all layers, stacked. The kernel with
+  its adapter is in `dtype`; None is its own.
   """
   if 'lora_a' not in leaves:
     return leaves
   others = {name: leaf for name, leaf in leaves.items()
             if name not in ('lora_a', 'lora_b')}
   return others | {'kernel': _merged(
-      leaves['kernel'], leaves['lora_a'], leaves['lora_b'])}
+      leaves['kernel'], leaves['lora_a'], leaves['lora_b'],
+      dtype or leaves['kernel'].dtype.name)}
 
 
-@jax.jit
-def _merged(kernel, a, b) -> Any:
+@functools.partial(jax.jit, static_argnums=3)
+def _merged(kernel, a, b, dtype: str) -> Any:
   more = jnp.einsum('...dr,...rf->...df', a, b, precision='highest')
-  return (kernel.astype(jnp.float32) + more).astype(kernel.dtype)
+  return (kernel.astype(jnp.float32) + more).astype(dtype)

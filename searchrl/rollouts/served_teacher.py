@@ -8,11 +8,15 @@ tokenizer.
 """
 
 from collections.abc import Sequence
+import functools
 import json
+import re
 from typing import Any
 
+from searchrl.agent import formats
 from searchrl.agent import tag_parser
 from searchrl.agent.dialogue import Dialogue
+from searchrl.runtime import processes
 from searchrl.search.remote import http_request
 from searchrl.search.remote import transport
 from searchrl.search.remote import wire
@@ -20,6 +24,8 @@ from searchrl.search.remote.wire import Malformed
 from searchrl.trajectory import Action, Request, SearchError, Turn
 
 _RESPONSE_BYTES = 2**22
+# Statuses that refuse one conversation; others refuse all, such as a wrong key.
+_REFUSED = re.compile(r'status (400|413|422)\b')
 _ENDLESS = 10**9  # no circuit opens, so an error names its own cause
 _HINT = ('Each of your messages ends with one search or with the answer. A '
          'search has this form:\n{search}\nThe answer has this form:\n{answer}')
@@ -54,12 +60,16 @@ class Teacher:
     self._dialogue, self._tokenizer = dialogue, tokenizer
     self._fields = dict(model=model, temperature=temperature, n=1,
                         max_tokens=max_tokens, stop=list(dialogue.stop_strings))
+    self._say_once = functools.cache(_say_refused)
     self._calls = connection(
         url, 'teacher.url', token_env=token_env, wiring=wiring,
         **({'failures': _ENDLESS} | retries))
 
   def __call__(self, request: Request, turns: Sequence[Turn]) -> str:
     """Returns the text of the next turn, up to the tag that ends it.
+
+    It is '' if the server refuses the conversation, for instance because it is
+    too long.
 
     Raises:
       ConnectionError: The server does not answer within the deadline.
@@ -68,13 +78,18 @@ class Teacher:
         'messages': self.messages(request, turns),
         'seed': 1000 * request.sample + len(turns)}
     turn = self._calls.call(read_turn, body=json.dumps(body).encode())
+    if isinstance(turn, SearchError) and _REFUSED.search(turn.detail):
+      self._say_once(request.question.uid, turn.detail)
+      return ''  # no action, so that the trajectory is left out
     if isinstance(turn, SearchError):
       raise ConnectionError(
           f'the server at teacher.url must answer, but failed with {turn.kind} '
           f'({turn.detail}). Start it or correct teacher.url, and run the same '
           'command to go on.')
     text, is_cut = turn
-    return text.lstrip() if is_cut else close(text.lstrip(), self._dialogue)
+    text = formats.continued(text.lstrip(), self._dialogue.after if turns
+                             else self._dialogue.tail)
+    return text if is_cut else close(text, self._dialogue)
 
   def messages(self, request: Request, turns: Sequence[Turn]
               ) -> list[dict[str, str]]:
@@ -105,6 +120,11 @@ class Teacher:
     for _ in range(self._dialogue.json_levels):
       text = json.loads(f'"{text}"')
     return text
+
+
+def _say_refused(uid: str, detail: str) -> None:
+  processes.say(f'Warning: the server at teacher.url refuses question {uid!r} '
+                f'({detail}), which is left out.')
 
 
 def connection(url: str, field: str, *, token_env: str,

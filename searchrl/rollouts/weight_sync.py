@@ -188,7 +188,7 @@ def _copier(dtype: str, sharding: NamedSharding) -> Callable[[Any], Any]:
 
   @functools.partial(jax.jit, out_shardings=sharding)
   def take(leaves, i):
-    leaves = lora.merged_matrix(jax.tree.map(lambda x: x[i], leaves))
+    leaves = lora.merged_matrix(jax.tree.map(lambda x: x[i], leaves), dtype)
     return jax.tree.map(lambda x: x.astype(dtype), leaves)
 
   def move(params):
@@ -223,7 +223,7 @@ def _moved(params: Any, *, source: Any, target: Any, dtype: str,
     if layers:  # starts after the previous one, else all are converted at once
       stacked, _ = jax.lax.optimization_barrier((stacked, layers[-1]))
     layer = jax.tree.map(lambda leaf, i=i: leaf[i], stacked)
-    layer = {name: lora.merged_matrix(leaves)
+    layer = {name: lora.merged_matrix(leaves, dtype)
              for name, leaves in layer.items()}
     layers.append(jax.tree.map(move, layer, here, there))
   return {name: jax.tree.map(move, tree, source[name], target[name])

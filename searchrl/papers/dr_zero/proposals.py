@@ -19,6 +19,7 @@ import unicodedata
 
 import regex
 
+from searchrl.agent import formats
 from searchrl.agent import rewards
 from searchrl.agent import tag_parser
 from searchrl.papers.dr_zero import rivals
@@ -147,15 +148,23 @@ def form(trajectory: Trajectory) -> Form:
   if carried_out:
     tool = min((1 + len(searches)) / hops, 1.0)
   return Form(
-      gate=float(proposal.passes), think=_thinks(trajectory.turns), tool=tool,
+      gate=float(proposal.passes), think=_thinks(trajectory), tool=tool,
       grounding=_grounding(
           proposal.answer, document_of(trajectory.question),
           searches if carried_out else ()))
 
 
-def _thinks(turns: Sequence[Turn]) -> float:
-  return sum(bool(_THOUGHT.match(turn.text.strip()))
-             for turn in turns) / max(len(turns), 1)
+def _thinks(trajectory: Trajectory) -> float:
+  """Returns the share of turns that begin with a thought.
+
+  A <think> that the text before a turn opens is a part of the turn.
+  """
+  turns = trajectory.turns
+  before = [trajectory.prompt, *(turn.observation for turn in turns)]
+  return sum(
+      bool(_THOUGHT.match('<think>' * formats.opens_thought(text)
+                          + turn.text.strip()))
+      for text, turn in zip(before, turns)) / max(len(turns), 1)
 
 
 def _grounding(answer: str, document: str, searches: Sequence[Turn]) -> float:

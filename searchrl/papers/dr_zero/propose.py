@@ -16,6 +16,7 @@ import numpy as np
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import rewards
+from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import jsonl
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
@@ -190,10 +191,15 @@ def _with_evidence(reader: solver.Solver, proposal: Trajectory) -> Question:
   question, sampler = proposals.question(proposal), reader.sampler
   room = sampler.budgets.max_prompt_tokens - len(dialogues.opening(
       sampler.dialogue, f'\n{question.text}', sampler.tokenizer))
-  ids = sampler.tokenizer.encode_data(selection.evidence(
-      proposal, sampler.dialogue.passage))
-  shown = sampler.tokenizer.decode(ids[:max(room, 0)])
-  return dataclasses.replace(question, text=f'{shown}\n{question.text}')
+  evidence = selection.evidence(proposal, sampler.dialogue.passage)
+
+  def asked() -> Question:
+    shown = tokenizers.cut(sampler.tokenizer, evidence, max(room, 0))
+    return dataclasses.replace(question, text=f'{shown}\n{question.text}')
+
+  while room > 0 and not reader.fits(asked()):
+    room -= 1  # the tokens of the two texts are others beside each other
+  return asked()
 
 
 def _sample(proposer: Proposer, seeds: Sequence[Question], samples: int, *,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from searchrl.agent import markup
+from searchrl.agent import tokenizer as tokenizers
 from searchrl.papers.dr_zero import proposals
 from searchrl.trajectory import Passage, Question
 
@@ -72,6 +73,5 @@ def check(hops: Sequence[float]) -> None:
 
 def _document(passage: Passage, tokenizer: Any, tokens: int) -> str:
   """Returns a passage as a proposer reads it, cut to a number of tokens."""
-  text = markup.neutralise(f'(Title: "{passage.title}") {passage.text}')
-  ids = tokenizer.encode_data(text)
-  return text if len(ids) <= tokens else tokenizer.decode(ids[:tokens])
+  return tokenizers.cut(tokenizer, markup.neutralise(
+      f'(Title: "{passage.title}") {passage.text}'), tokens)

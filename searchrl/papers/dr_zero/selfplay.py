@@ -14,6 +14,7 @@ import pathlib
 import sys
 from typing import Any
 
+from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
@@ -52,8 +53,11 @@ def run(config, workdir: str) -> None:
   free = ('selfplay.iterations', *(
       f'{role}.{name}' for role in roles.ROLES for name in build.FREE
       if name != 'train.num_steps'))
-  workdirs.Workdir(folder, config, free).prepare()
-  iterations = _Iterations(config, folder)
+  directory = workdirs.Workdir(folder, config, free)
+  directory.prepare()
+  path, corpus = _corpus(config, folder)
+  directory.note('corpus', lambda: {'digest': corpus.digest})
+  iterations = _Iterations(config, folder, path, corpus)
   for number in range(1, config.selfplay.iterations + 1):
     iterations.iterate(number)
   processes.on_first('summary', lambda: processes.say(
@@ -82,9 +86,9 @@ def examples(config) -> dict[str, str]:
 class _Iterations:
   """Runs the phases of self-play, and knows the directories of their files."""
 
-  def __init__(self, config, folder: pathlib.Path):
+  def __init__(self, config, folder: pathlib.Path, path: str, corpus: Any):
     self._config, self._folder = config, folder
-    self._path, self._corpus = _corpus(config, folder)
+    self._path, self._corpus = path, corpus
     self._tokenizer = tokenizers.load(weights.locate(
         config.proposer.model.path or str(policy.TINY_BASE)))
     self._world = _world(config)
@@ -116,6 +120,9 @@ class _Iterations:
       proposer = self._load(str(here / 'proposer'))
       self._examine(proposer, self._folder / 'examined' / here.name)
       options = self._config.proposing
+      if options.majority.attempts and number > 1:  # answers of today's solver
+        del proposer
+        proposer = self._load(str(here / 'proposer'), number)
       propose.questions(proposer, seeds[:options.seeds], written,
                         options=options, world=self._world)
       del proposer  # frees memory for the solver
@@ -129,12 +136,12 @@ class _Iterations:
                           ours='searchrl.jobs.train:run')
     job(config, str(self._of(number) / role))
 
-  def _load(self, run: str) -> propose.Proposer:
-    """Loads the proposer of a run, with the solver of the first iteration.
+  def _load(self, run: str, number: int = 1) -> propose.Proposer:
+    """Loads the proposer of a run, with the solver that an iteration starts at.
 
     run '' loads the proposer before any training.
     """
-    return propose.load(self._phase('proposer', 1, ''), self._corpus, run)
+    return propose.load(self._phase('proposer', number, ''), self._corpus, run)
 
   def _examine(self, proposer: propose.Proposer, folder: pathlib.Path) -> None:
     """Examines a proposer on documents that are drawn with another seed."""
@@ -203,8 +210,21 @@ def _check(config) -> None:
   for role in roles.ROLES:
     config_checks.check(config[role])
   seeds_lib.check(config.selfplay.hops)
+  for field, value, remedy in (
+      ('data.train', config.data.train, 'name the passages by search.corpus'),
+      *((f'{role}.train.init_from', config[role].train.init_from,
+         f'export that run, and name its model by {role}.model.path')
+        for role in roles.ROLES),
+      ('proposer.solver.run', config.proposer.get('solver', {}).get('run'),
+       'export that run, and name its model by proposer.solver.path')):
+    if value:
+      raise ValueError(f'{field} must be empty in self-play, which sets it in '
+                       f'each phase, but is {value!r}. Leave it out, or '
+                       f'{remedy}.')
   for role in roles.ROLES:
     _check_role(roles.role_config(config, role))
+  config_checks.check_seeds(config.data, roles.role_config(config, 'solver'))
+  _check_proposing(config)
   seeds, most = config.proposing.seeds, config.selfplay.seeds
   if not 1 <= seeds <= most:
     raise ValueError('proposing.seeds must be from 1 to selfplay.seeds, '
@@ -217,6 +237,29 @@ def _check(config) -> None:
         'get them.')
 
 
+def _check_proposing(config) -> None:
+  """Raises a ValueError if documents or evidence do not fit the prompts."""
+  role = roles.role_config(config, 'proposer')
+  folder, options = policy.folder_of(role), config.selfplay
+  longest = options.document_tokens * bool(options.documents) + len(
+      dialogues.opening(folder.dialogue, proposals.ask(
+          '', len(options.hops)), folder.tokenizer))
+  limit = role.rollout.budgets.max_prompt_tokens
+  if longest > limit:
+    raise ValueError(
+        'proposer.rollout.budgets.max_prompt_tokens must hold a task with its '
+        f'document, about {longest} tokens with selfplay.document_tokens='
+        f'{options.document_tokens}, but is {limit}. Change one of them.')
+  check, majority = config.proposing.check, config.proposing.majority
+  for kind in ('from_documents', 'from_memory') if check.attempts else ():
+    solver.check_dialogue(check[kind], folder.tokenizer,
+                          f'proposing.check.{kind}')
+  if majority.least > majority.most:
+    raise ValueError(
+        'proposing.majority.least must be at most proposing.majority.most, '
+        f'{majority.most}, but is {majority.least}.')
+
+
 def _check_role(config) -> None:
   """Raises an error if a role, proposer or solver, cannot be trained.
 
@@ -224,6 +267,8 @@ def _check_role(config) -> None:
   would be found only after the proposer was trained.
   """
   build.scorer(config)
+  config_checks.check_questions(config)
+  config_checks.check_worlds(config)
   config_checks.check_learner(config, build.algorithm(config))
   folder = policy.folder_of(config)
   if 'solver' in config:

@@ -32,8 +32,10 @@ def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
   numbers = range(1, iterations + 1)
   lines = {(number, role): _steps(folder / f'iteration_{number}' / role)
            for number in numbers for role in _ROLES}
-  figures.curve(folder / 'curve', curves(lines), title=f'Self-play, {title}',
-                units=_UNITS)
+  panels = curves(lines)
+  if panels:  # something was trained
+    figures.curve(folder / 'curve', panels, title=f'Self-play, {title}',
+                  units=_UNITS)
   examined = {
       name: atomic_files.read_json(
           folder / 'examined' / name / 'report.json') or {}
@@ -41,8 +43,8 @@ def finish(folder: pathlib.Path, iterations: int, title: str) -> str:
   text = '\n\n'.join([
       _examined(examined), _proposals(folder, iterations), _phases(lines),
       _solvers(folder, iterations), _alarms(examined),
-      f'curve  {folder / "curve.png"}\n'
-      f'model  {folder / f"iteration_{iterations}" / "solver" / "model"} '
+      f'curve  {folder / "curve.png"}\n' * bool(panels)
+      + f'model  {folder / f"iteration_{iterations}" / "solver" / "model"} '
       '(Hugging Face format)'])
   atomic_files.write(folder / FILE, text + '\n')
   return text

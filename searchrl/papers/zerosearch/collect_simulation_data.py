@@ -47,14 +47,15 @@ def run(config, workdir: str) -> None:
   prompts = simulator_prompts.find(options.prompts)
   config = run_defaults.complete(config, options.run, 'collect.run', folder)
   model = policy.folder_of(config)
-  claim = dict(config=config.to_dict(), allow_changes=config.allow_changes)
-  processes.on_first('workdir?', lambda: workdirs.check(folder, **claim))
+  directory = workdirs.Workdir(folder, config)
+  directory.check()
   worlds = _worlds(config, folder, model.admit(policy.budgets_of(config)))
   sampler, params = policy.of_run(config, options.run, folder=model)
-  processes.on_first('workdir', lambda: workdirs.prepare(folder, **claim))
-  processes.on_first('model', lambda: workdirs.note(
-      folder, 'model', fingerprint.model(config, options.run),
-      allow_changes=config.allow_changes))
+  directory.prepare()
+  directory.note('model', lambda: fingerprint.model(config, options.run))
+  directory.note('questions', lambda: fingerprint.questions(worlds))
+  directory.note('search', lambda: {data.name: searches.describe(
+      config.search, data.corpus) for data in worlds})
   weights, pairs = sampler.sync(params).weights, []
   for data in worlds:
     of_world: list[query_pairs.Pair] = []
@@ -116,3 +117,6 @@ def _write_examples(folder: pathlib.Path, pairs: Sequence[query_pairs.Pair],
     useful = sum(pair.useful for pair in side)
     processes.say(f'{file}: {len(side)} queries, {useful} with useful '
                   f'documents and {len(side) - useful} with noise')
+  if not sides[1]:
+    processes.say('There are no queries for validation: tune with '
+                  '--config.data.validation=')

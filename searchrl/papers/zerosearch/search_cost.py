@@ -108,7 +108,7 @@ def table(counts: Counts, *, thousand_queries: float, device_hour: float,
   rows = [row('a paid engine',
               queries=counts.queries / 1000 * thousand_queries)]
   rows += [row('a model', number=number) for number in devices]
-  if counts.writing_hours:
+  if counts.tokens:
     rows += [row('a model, while it writes', counts.writing_hours, number)
              for number in devices]
   return rows
