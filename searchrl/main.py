@@ -173,7 +173,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
   for argument in unknown:
     if argument.startswith('-'):
       name = argument.lstrip('-').partition('=')[0]
-      near = foreign_names.OURS.get(name)
+      near = foreign_names.OURS.get(foreign_names.known(name))
       hint = (f'--config.{near}' if near else f'--config.{name}=VALUE')
       raise ValueError(f'--{name} is not a flag; --help lists the flags. A '
                        f'field of the config is set by {hint}.')
@@ -207,6 +207,8 @@ def _workdir(options: argparse.Namespace) -> str:
   """
   file = pathlib.Path(options.config.partition(':')[0])
   workdir = options.workdir or str(pathlib.Path('runs') / file.stem)
+  if '://' not in workdir:
+    workdir = os.path.expanduser(workdir)  # shells leave the ~ of --workdir=~/x
   if pathlib.Path(workdir).is_file():
     raise ValueError(f'--workdir must be a folder, but {workdir} is a file.')
   return workdir

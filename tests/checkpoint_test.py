@@ -272,6 +272,15 @@ def test_all_damaged_is_an_error_that_changes_nothing(tmp_path):
   assert checkpoint.steps(tmp_path) == [1, 2]
 
 
+def test_a_damaged_step_that_is_named_names_the_others(tmp_path):
+  saved(tmp_path, 1, 2)
+  flip_bit(data_file(tmp_path, 2))
+  with pytest.raises(ValueError, match='step 2 is damaged') as error:
+    restore(tmp_path, at=2)
+  assert str(error.value).endswith('or name one of [1, 2].')
+  assert restore(tmp_path, at=1)[0] == 1
+
+
 def test_another_model_is_an_error_not_damage(tmp_path):
   saved(tmp_path, 1)
   template = template_of(state_of(0))

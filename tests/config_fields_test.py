@@ -211,6 +211,12 @@ def test_an_algorithm_of_a_user_has_its_keywords(tmp_path, monkeypatch):
   build.algorithm(config)
 
 
+def test_a_name_whose_field_the_config_lacks_says_so():
+  with pytest.raises(ValueError, match='gamma is called algorithm.discount '
+                     'here, but this config does not have it'):
+    assigned(grpo.get_config(), 'algorithm.gamma=1')
+
+
 @pytest.mark.parametrize('name', foreign_names.OURS)
 def test_a_name_of_another_library_is_answered_with_a_field_of_ours(name):
   has_groups = 'normalize_std' in foreign_names.OURS[name]

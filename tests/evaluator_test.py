@@ -120,6 +120,19 @@ def test_the_name_of_a_users_engine_fits_into_a_folders_name():
       'nq.my_engine.make.greedy')
 
 
+def test_a_set_whose_name_has_a_slash_stays_in_its_folder(tmp_path):
+  cases = [case_of(name, 'q0') for name in ('../../escaped', 'org/nq')]
+  rows = evaluator.run(Answers(), 'params', cases, folder=tmp_path / 'a' / 'b')
+  assert {path.name for path in (tmp_path / 'a/b/records').iterdir()} == {
+      '......escaped.bm25.greedy', 'org.nq.bm25.greedy'}
+  assert [*tmp_path.iterdir()] == [tmp_path / 'a']
+  assert all('seconds' in row for row in evaluator.with_seconds(
+      rows, tmp_path / 'a/b') if row['set'] != 'mean')
+  with pytest.raises(ValueError, match='several have the records of org.nq.bm'):
+    evaluator.run(Answers(), 'params', [*cases, case_of('org.nq', 'q0')],
+                  folder=tmp_path / 'c')
+
+
 def test_a_set_of_one_hop_count_has_its_name_alone():
   rows = evaluator.run(Answers(), 'params', [case_of('nq', 'q0', 'q1')])
   assert [(r['set'], r['hops'], r['em']) for r in rows] == [('nq', 'all', 0.5)]
@@ -237,6 +250,14 @@ def test_seconds_are_shown_for_a_whole_set_of_any_engine(tmp_path):
   rows = evaluator.run(Answers(), 'params', [case], folder=tmp_path)
   shown = evaluator.with_seconds(rows, tmp_path)
   assert [row['hops'] for row in shown if row.get('seconds', -1) >= 0] == ['all']
+
+
+def test_seconds_are_those_of_all_questions_together(tmp_path):
+  (tmp_path / evaluator.SECONDS).write_text(json.dumps({'nq.bm25.greedy': {
+      '000000.jsonl.gz': [10.0, 1000], '000001.jsonl.gz': [2.0, 1]}}))
+  row = {'set': 'nq', 'engine': 'bm25', 'decoding': 'greedy', 'hops': 'all'}
+  shown, = evaluator.with_seconds([row], tmp_path)
+  assert shown['seconds'] == pytest.approx(12 / 1001)
 
 
 def score(uid, right, answer='a'):

@@ -56,6 +56,17 @@ def run(tmp_path_factory):
   return run_of_adapters(tmp_path_factory.mktemp('run'))
 
 
+def test_a_newest_step_that_cannot_be_read_is_passed_over(
+    tmp_path, monkeypatch):
+  said = []
+  monkeypatch.setattr(past_runs.processes, 'say', said.append)
+  run, _ = run_of_adapters(tmp_path)
+  shutil.copytree(run / 'checkpoints' / '3', run / 'checkpoints' / '4')
+  assert past_runs.kept_step(run, None, 'evaluate.run') == 3
+  assert len(said) == 1 and said[0].startswith('Warning: ')
+  assert past_runs.kept_step(run, 4, 'evaluate.run') == 4  # as it was asked for
+
+
 def test_a_run_is_named_by_its_folder_a_step_or_its_best(tmp_path):
   (tmp_path / 'config.json').write_text('{"seed": 0}')
   name = str(tmp_path)

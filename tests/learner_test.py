@@ -482,7 +482,7 @@ def test_moments_are_sharded_like_their_parameters(params):
     (dict(max_segments=0), 'must be 1 or more, but they are 24 and 0'),
     (dict(max_segments=LENGTH), 'above learner.max_segments'),
     (dict(rows=16, microbatch_rows=4, mesh=dict(data=8)),
-     r'multiple of the mesh.s data \* fsdp = 8, but is 4'),
+     r'multiple of the mesh.s data \* fsdp \* expert = 8, but is 4'),
 ])
 def test_numbers_that_do_not_fit_are_refused(options, message):
   options = dict(options)

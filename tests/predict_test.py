@@ -7,6 +7,8 @@ import json
 import pytest
 
 from configs import predict as configured
+from searchrl.evaluation import evaluator
+from searchrl.evaluation import shards
 from searchrl.jobs import predict
 from searchrl.search import corpus
 from searchrl.trajectory import Passage
@@ -36,6 +38,27 @@ def test_every_question_gets_a_line_and_no_golds_are_needed(tmp_path, capsys):
              for line in lines)
   assert not (tmp_path / 'out' / 'table.json').exists()
   assert 'predictions.jsonl' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('several', [(), ('engine', 'sample')])
+def test_answers_of_several_engines_and_samples_say_which_they_are(
+    several, tmp_path):
+  shards.write(tmp_path / evaluator.RECORDS / 'nq' / '000000.jsonl.gz', [{
+      'set': 'nq', 'question': 'Who?', 'answer': engine, 'engine': engine,
+      'decoding': 'greedy', 'trajectory': {
+          'question': {'uid': 'a'}, 'sample': sample, 'turns': [],
+          'stop_reason': 'answer'}}
+      for engine in ('bm25', 'dense')[:1 + bool(several)]
+      for sample in range(1 + bool(several))])
+  (tmp_path / evaluator.TABLE).touch()
+  predict._write(tmp_path)
+  lines = [json.loads(line) for line in
+           (tmp_path / predict.FILE).read_text().splitlines()]
+  assert len(lines) == 4 if several else 1
+  for line in lines:
+    assert [*line] == ['id', 'set', *several, 'question', 'answer', 'searches',
+                       'stop_reason']
+    assert line.get('engine', line['answer']) == line['answer']
 
 
 def test_without_a_file_it_is_said_what_to_give(tmp_path):

@@ -275,6 +275,39 @@ def test_equal_names_are_told_apart_by_their_folders(tmp_path, tokenizer):
   assert len(reading.runs(folders[:1] * 2)) == 1
 
 
+def test_the_score_of_an_evaluation_is_its_main_score(tmp_path, tokenizer):
+  write_evaluations(tmp_path, tokenizer)
+  file = tmp_path / 'evaluation/after/records/toy.bm25.greedy/000000.jsonl.gz'
+  lines = [json.loads(line) | {'score': {'values': {'em': 0.0, 'f1': 0.5}}}
+           for line in gzip.decompress(file.read_bytes()).splitlines()]
+  file.write_bytes(records.packed(lines))
+  for score, value in (('f1', 0.5), ('', 0.0)):
+    (tmp_path / 'config.json').write_text(json.dumps(
+        {'evaluate': {'score': score}}))
+    run = reading._run(tmp_path, 'mine')
+    assert {entry.score for entry in reading.entries_of(
+        run, 'evaluated after')} == {value}
+
+
+def test_a_damaged_file_of_trajectories_is_named(tmp_path, tokenizer):
+  write_run(tmp_path, tokenizer)
+  file = tmp_path / 'trajectories' / 'step_000001.jsonl.gz'
+  file.write_bytes(file.read_bytes()[:-9])
+  run, = reading.runs([str(tmp_path)])
+  with pytest.raises(ValueError, match=f'{file} must be a whole file of traj'):
+    rendered([run])
+
+
+def test_runs_may_be_below_a_folder_named_evaluation(tmp_path, tokenizer):
+  folder = tmp_path / 'evaluation' / 'runs'
+  write_run(folder / 'mine', tokenizer)
+  write_evaluations(folder / 'mine', tokenizer)
+  run, = reading.runs([str(folder)])
+  assert run.folder == folder / 'mine'
+  assert '<h2>Trajectories' in rendered([run], most=0)
+  assert 'hold no trajectories' not in rendered([run], most=0)
+
+
 def test_a_folder_without_runs_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='report.runs must be folders'):
     reading.runs([str(tmp_path)])

@@ -75,9 +75,11 @@ def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
     question = _parse(record, place, question_files.stem(file), needs_golds)
     key = question.data_source, question.uid
     if key in place_of:
+      first = place_of[key].rpartition(', ')[2]
       raise ValueError(
-          f'question ids must be unique, but {place} repeats '
-          f'{question.uid!r} of {place_of[key].rpartition(", ")[2]}.')
+          f'question ids must be unique, but {place} repeats {question.uid!r} '
+          f'of {first}. Drop one of them, or give them different ids; without '
+          'an id, the question itself is the id.')
     place_of[key] = place
     result.append(question)
   if left_out:

@@ -69,6 +69,7 @@ class EvalCase:
 
 
 def _case_name(dataset: str, engine: str, decoding: str) -> str:
+  dataset = dataset.replace('/', '.')  # verl's sources have it: org/nq
   return f'{dataset}.{re.sub("[:/]", ".", engine)}.{decoding}'
 
 
@@ -110,7 +111,12 @@ def run(
     Rows for `figures.table`. Questions whose search failed count as wrong.
   """
   label = {'fingerprint': fingerprint} if fingerprint else {}
-  results = []
+  names, results = [case.name for case in cases], []
+  if folder and len({*names}) < len(names):
+    raise ValueError(
+        'the sets of data.evaluate must have different names, also with . for '
+        f'/, but several have the records of {max(names, key=names.count)}. '
+        'Rename one.')
   synced = sampler.sync(params)
   counts = [_samples(case, samples) for case in cases]
   with progress.phase(title, unit='answer', total=sum(
@@ -223,7 +229,7 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
     trajectories = judge(trajectories)
     scores = [*map(scores_lib.with_judgement, scores, trajectories)]
   if file and processes.is_first():
-    _note_seconds(file, secs / len(questions))
+    _note_seconds(file, secs, len(questions))
     shards.write(file, [{**label, **_record(case, t, score, tokenizer)}
                         for t, score in zip(trajectories, scores)])
   return scores
@@ -327,14 +333,14 @@ def _row(name: str, engine: str, decoding: str, hops: int | str,
       **({} if score == 'em' else {'score': score})}
 
 
-def _note_seconds(file: pathlib.Path, secs: float) -> None:
-  """Writes a shard's seconds beside the table.
+def _note_seconds(file: pathlib.Path, secs: float, questions: int) -> None:
+  """Writes a shard's seconds, and its number of questions, beside the table.
 
   They are not in the records, because records must be reproducible.
   """
   folder = file.parents[2]
   seconds = atomic_files.read_json(folder / SECONDS) or {}
-  seconds.setdefault(file.parent.name, {})[file.name] = secs
+  seconds.setdefault(file.parent.name, {})[file.name] = [secs, questions]
   atomic_files.write_json(folder / SECONDS, seconds)
 
 
@@ -344,9 +350,13 @@ def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
   result = []
   for row in rows:
     by_shard = by_case.get(
-        _case_name(row['set'], row['engine'], row['decoding']))
-    result.append(row | ({'seconds': float(np.mean([*by_shard.values()]))}
-                         if by_shard and row['hops'] == ALL else {}))
+        _case_name(row['set'], row['engine'], row['decoding']), {})
+    # A folder of an earlier version has the seconds of a question alone.
+    secs, questions = np.sum([[0, 0], *(
+        shard if isinstance(shard, list) else [shard, 1]
+        for shard in by_shard.values())], axis=0)
+    result.append(row | ({'seconds': float(secs / questions)}
+                         if questions and row['hops'] == ALL else {}))
   return result
 
 

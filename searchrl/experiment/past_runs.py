@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that exist already: their names, recorded configs and kept steps."""
 
+from collections.abc import Sequence
 import pathlib
 from typing import Any
 
 from searchrl.runtime import checkpoint
+from searchrl.runtime import processes
 from searchrl.runtime import run_store
 from searchrl.runtime import workdir as workdirs
 
@@ -52,6 +54,8 @@ def _named_step(run: pathlib.Path, name: str) -> int | None:
 def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
   """Returns the step if its checkpoint is kept; for None, the newest step.
 
+  A newest step that cannot be read is passed over with a warning.
+
   Raises:
     FileNotFoundError: The directory has no run with checkpoints.
     ValueError: The step is not kept.
@@ -66,7 +70,19 @@ def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
         f'{field} must be at a step whose checkpoint {run} has kept, one of '
         f'{", ".join(map(str, steps))}, but is at {step}. Choose one of these; '
         'a later run keeps more with train.keep_checkpoints.')
-  return steps[-1] if step is None else step
+  return _newest(run, steps) if step is None else step
+
+
+def _newest(run: pathlib.Path, steps: Sequence[int]) -> int:
+  """Returns the newest step whose checkpoint can be read, or the newest."""
+  for step in reversed(steps):
+    try:
+      checkpoint.extra(run / 'checkpoints', step)
+    except ValueError as error:
+      processes.say(f'Warning: {error} An older step is taken if there is one.')
+      continue
+    return step
+  return steps[-1]
 
 
 def recorded(run: pathlib.Path) -> dict[str, Any]:

@@ -64,19 +64,29 @@ def run(config, workdir: str) -> None:
   digest = processes.on_first('model', lambda: fingerprint.model(
       config, options.run)['digest'])
   evaluator.run(sampler, params, cases, step=options.step, model=digest,
-                folder=folder, title='Predicting')
+                samples=options.samples, folder=folder, title='Predicting')
   processes.on_first('predictions', lambda: _write(folder))
   processes.say(f'wrote {folder / FILE}', file=sys.stdout)
 
 
 def _write(folder: pathlib.Path) -> None:
-  """Writes one line per question: id, answer or null, searches, stop reason."""
+  """Writes a line per answer: id, answer or null, searches, stop reason.
+
+  Where several engines, decodings or samples answer a question, each line also
+  says which of them it is.
+  """
   (folder / evaluator.TABLE).unlink()  # scores without gold answers
+  answers = [*shards.read_all(folder / evaluator.RECORDS)]
+  for answer in answers:
+    answer['sample'] = answer['trajectory']['sample']
+  several = [name for name in ('engine', 'decoding', 'sample')
+             if len({answer[name] for answer in answers}) > 1]
   with (folder / FILE).open('w', encoding='utf-8') as file:
-    for record in shards.read_all(folder / evaluator.RECORDS):
+    for record in answers:
       trajectory = record['trajectory']
       file.write(json.dumps({
           'id': trajectory['question']['uid'], 'set': record['set'],
+          **{name: record[name] for name in several},
           'question': record['question'], 'answer': record['answer'],
           'searches': [query for turn in trajectory['turns']
                        if is_search(turn['action']['kind'])

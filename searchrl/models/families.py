@@ -8,6 +8,7 @@ A family is all models of one architecture of Hugging Face, such as Qwen2.
 
 from collections.abc import Mapping
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -170,12 +171,16 @@ def check_values(raw: Mapping[str, Any], path: pathlib.Path, **values: Any
 
 
 def check_sizes(config: Any, path: pathlib.Path) -> None:
-  """Raises a ValueError unless all sizes are whole numbers of at least 1."""
+  """Raises a ValueError unless sizes are whole, and all numbers above 0."""
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if field.type is int and (type(value) is not int or value < 1):
       raise ValueError(f'{field.name} in {path} must be a whole number from 1 '
                        f'on, but is {value!r}. Fetch it again.')
+    if field.type is float and (
+        type(value) not in (int, float) or not 0 < value < math.inf):
+      raise ValueError(f'{field.name} in {path} must be a number above 0, but '
+                       f'is {value!r}. Fetch it again.')
 
 
 def _rope(raw: Mapping[str, Any], path: pathlib.Path
@@ -186,6 +191,8 @@ def _rope(raw: Mapping[str, Any], path: pathlib.Path
   both into `rope_parameters`.
   """
   rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+  if not isinstance(rope, Mapping):
+    raise TypeError(f'the rotary embeddings are {rope!r}')
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if any(isinstance(value, Mapping) for value in rope.values()):
     kind = 'one a kind of layer'
@@ -200,9 +207,16 @@ def _rope(raw: Mapping[str, Any], path: pathlib.Path
         f'rope_type in {path} is {kind!r}, which is not implemented '
         'here.')
   rope = {'original_max_position_embeddings':
-          raw['max_position_embeddings']} | rope
-  return theta, Llama3Rope(**{
+          raw['max_position_embeddings'], **rope}
+  scaling = Llama3Rope(**{
       field.name: rope[field.name] for field in dataclasses.fields(Llama3Rope)})
+  check_sizes(scaling, path)
+  if scaling.low_freq_factor >= scaling.high_freq_factor:
+    raise ValueError(
+        f'low_freq_factor in {path} must be below high_freq_factor, '
+        f'{scaling.high_freq_factor}, but is {scaling.low_freq_factor}. Fetch '
+        'it again.')
+  return theta, scaling
 
 
 def _window(raw: Mapping[str, Any], path: pathlib.Path) -> int | None:
@@ -220,6 +234,9 @@ def _window(raw: Mapping[str, Any], path: pathlib.Path) -> int | None:
         f'all layers must see equally far, but {path} has layers of '
         f'{sorted(kinds)} with sliding_window {window!r}, which is not '
         'implemented here.')
+  if type(window) is not int or window < 1:
+    raise ValueError(f'sliding_window in {path} must be a whole number from 1 '
+                     f'on, but is {window!r}. Fetch it again.')
   return window
 
 

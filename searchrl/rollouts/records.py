@@ -139,7 +139,7 @@ def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
         'group': trajectory.group, 'sample': trajectory.sample,
         'uid': trajectory.question.uid,
         'old_logprobs': _rounded(scored(batch, 'old_logprobs')[rows][
-            sampled & trained[rows, None]]),
+            sampled & trained[rows, None]], digits=9),  # exact in float32
         'advantages': _rounded(np.broadcast_to(
             per_row[rows].reshape(len(sampled), -1), sampled.shape)[sampled])
         if known else None})
@@ -159,8 +159,8 @@ def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
           for record in unpacked(file.read_bytes())} if file.exists() else {}
 
 
-def _rounded(values: Iterable[float]) -> list[float]:
-  return [float(f'{value:.6g}') for value in values]
+def _rounded(values: Iterable[float], digits: int = 6) -> list[float]:
+  return [float(f'{value:.{digits}g}') for value in values]
 
 
 def packed(lines: Iterable[Any]) -> bytes:

@@ -168,10 +168,9 @@ def restore(
 ) -> tuple[int, Any, dict[str, Any]] | None:
   """Returns the newest intact step, as (step, state, extra).
 
-  `extra` is the host data of the step. The result is None if no step was ever
-  committed. Damaged steps are renamed `<step>.corrupt`, but only after an older
-  step has proved intact. If all steps are damaged, no file is changed: the
-  cause may be the machine and not the files.
+  `extra` is the step's host data. The result is None if no step was committed.
+  Damaged steps are renamed `<step>.corrupt`, but only after an older step has
+  proved intact: if all are damaged, the cause may be the machine.
 
   Args:
     directory: Directory that was given to `save`. It may be missing.
@@ -203,11 +202,12 @@ def restore(
            f'{_quarantine(path).name}, restored step {step} instead.')
     return step, state, extra
   if damaged:
+    what, way_out = ('every step', 'use another directory to start anew') if (
+        at is None) else (f'step {at}', f'name one of {steps(directory)}')
     raise ValueError('\n  '.join([
-        'a restored checkpoint must be intact, but every step is damaged:',
-        *(f'{path}: {reason}' for path, reason in damaged.items()),
-        'Nothing was changed. Check disk and memory, copy a good step back, or '
-        'use another directory to start anew.']))
+        f'a restored checkpoint must be intact, but {what} is damaged:',
+        *map('{0[0]}: {0[1]}'.format, damaged.items()), 'Nothing was changed. '
+        f'Check disk and memory, copy a good step back, or {way_out}.']))
   return None
 
 

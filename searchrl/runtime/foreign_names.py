@@ -12,8 +12,13 @@ _THEIRS = {  # our fields, with a remark where the meaning differs: their names
         'ppo_mini_batch_size steps_per_generation'),
     'learner.microbatch_rows, the rows of each micro-batch,': (
         'ppo_micro_batch_size_per_gpu per_device_train_batch_size '
-        'gradient_accumulation_steps'),
-    'algorithm.name': 'adv_estimator',
+        'ppo_micro_batch_size gradient_accumulation_steps'),
+    'learner.pack_length, the tokens of a packed row,': (
+        'ppo_max_token_len_per_gpu'),
+    'learner.remat': 'enable_gradient_checkpointing gradient_checkpointing',
+    'learner.dtype and rollout.dtype': 'bf16',
+    'algorithm.name': 'adv_estimator importance_sampling_level',
+    'algorithm.mask_observations': 'state_masking',
     'algorithm.kl_coef': 'kl_loss_coef kl_ctrl.kl_coef beta',
     'algorithm.kl_estimator': 'kl_loss_type kl_penalty',
     'algorithm.clip_low and algorithm.clip_high': 'clip_ratio epsilon',
@@ -28,6 +33,10 @@ _THEIRS = {  # our fields, with a remark where the meaning differs: their names
     'algorithm.normalize_std': 'norm_adv_by_std_in_grpo scale_rewards',
     'learner.offload_optimizer': 'optimizer_offload',
     'optimizer.learning_rate': 'lr',
+    'critic.optimizer.learning_rate': 'critic.optim.lr',
+    'critic.warmup_updates': 'critic_warmup',
+    'importance_correction.method': (
+        'rollout_is vllm_importance_sampling_correction'),
     'optimizer.b1': 'adam_beta1',
     'optimizer.b2': 'adam_beta2',
     'optimizer.eps': 'adam_epsilon',
@@ -43,6 +52,13 @@ _THEIRS = {  # our fields, with a remark where the meaning differs: their names
     'rollout.budgets.top_k': 'topk',
     'rollout.max_length': 'max_model_len',
     'rollout.tensor': 'tensor_model_parallel_size',
+    'rollout.max_rounds': 'max_num_gen_batches',
+    'rollout.mask_truncated': 'mask_truncated_completions',
+    'rollout.cache_tokens, a number of tokens,': 'gpu_memory_utilization',
+    'mesh.sequence': 'ulysses_sequence_parallel_size',
+    'mesh.data and mesh.fsdp': 'nnodes',
+    'search.engine and search.options': 'retriever.url',
+    'search.engine, and tools for others,': 'tool_config_path',
     'model.path': 'model_name_or_path',
     'model.lora.rank': 'lora_rank lora_r',
     'model.lora.alpha': 'lora_alpha',
@@ -63,16 +79,26 @@ OURS = {name: fields for fields, names in _THEIRS.items()
 def answer(name: str, fields: Sequence[str]) -> str:
   """Returns a sentence that translates another library's field name into ours.
 
-  It is '' if the name is unknown, or if the config lacks the field.
+  It is '' if the name is unknown, or if the config lacks the field and its
+  group. If it lacks the field alone, the sentence says so.
 
   Args:
     name: Name in another library, with or without its groups.
     fields: Dotted names of all fields of our config. Each may have more groups
       before it.
   """
-  theirs = max((key for key in OURS if f'.{name}'.endswith(f'.{key}')),
-               key=len, default='')
+  theirs = known(name)
   ours = re.findall(r'\w+(?:\.\w+)+', OURS.get(theirs, ''))
-  has_all = all(any(f'.{field}'.endswith(f'.{target}') for field in fields)
-                for target in ours)
-  return f'{theirs} is called {OURS[theirs]} here.' if ours and has_all else ''
+  listed = ''.join(f'.{field}\n' for field in fields)
+  groups = [field.partition('.')[0] for field in ours]
+  if not ours or not all(f'.{group}.' in listed for group in groups):
+    return ''
+  has_all = all(f'.{field}\n' in listed for field in ours)
+  lacks = '' if has_all else ', but this config does not have it'
+  return f'{theirs} is called {OURS[theirs]} here{lacks}.'
+
+
+def known(name: str) -> str:
+  """Returns the key of OURS with which a name ends; '' if there is none."""
+  return max((key for key in OURS if f'.{name}'.endswith(f'.{key}')),
+             key=len, default='')

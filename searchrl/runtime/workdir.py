@@ -121,13 +121,15 @@ def unchanged_on_error(folder: pathlib.Path) -> Iterator[None]:
   """Puts the JSON files of a run's directory back if the body raises an error.
 
   A run that began before then still has its config and facts, although
-  `allow_changes` let new ones be written that do not fit the run.
+  `allow_changes` let new ones be written that do not fit the run. The directory
+  of a run that has no checkpoint yet is free for another config.
   """
   before = {file: file.read_bytes() for file in folder.glob('*.json')}
   try:
     yield
   except Exception:
-    if processes.is_first() and folder / CONFIG in before:
+    if processes.is_first() and (
+        folder / CONFIG in before or not (folder / 'checkpoints').is_dir()):
       for file in folder.glob('*.json'):
         if file not in before:
           file.unlink()

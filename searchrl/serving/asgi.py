@@ -12,6 +12,7 @@ from collections.abc import (AsyncIterator, Callable, Coroutine, Mapping,
                              Sequence)
 import contextlib
 import dataclasses
+import errno
 import hmac
 import json
 import math
@@ -354,6 +355,12 @@ def _listen(host: str, port: int) -> socket.socket:
         (host, port), family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
         backlog=_BACKLOG, dualstack_ipv6=is_ipv6)
   except OSError as error:
+    if (isinstance(error, socket.gaierror)
+        or error.errno == errno.EADDRNOTAVAIL):
+      raise ValueError(
+          'serve.host must be a name or address of this machine, but is '
+          f'{host!r}: {error.strerror}. Use 127.0.0.1, or 0.0.0.0 for all its '
+          'networks.') from error
     raise ValueError(
         f'serve.host and serve.port must be free, but: {error.strerror}. '
         'Choose another port, or end the process that uses this one.'

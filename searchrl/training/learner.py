@@ -428,7 +428,8 @@ def _check_rows(rows: int, minibatches: int, microbatch_rows: int, ways: int
                      f'{rows}, but is {minibatches}.')
   if microbatch_rows % ways:
     raise ValueError("learner.microbatch_rows must be a multiple of the mesh's "
-                     f'data * fsdp = {ways}, but is {microbatch_rows}.')
+                     f'data * fsdp * expert = {ways}, but is {microbatch_rows}'
+                     '. Set it to such a number.')
 
 
 def _check_algorithm(algorithm: algorithms.Algorithm, minibatches: int,

@@ -11,6 +11,7 @@ import json
 import pathlib
 import re
 from typing import Any
+import zlib
 
 from searchrl.evaluation import evaluator
 from searchrl.rollouts import records
@@ -69,6 +70,11 @@ class Run:
             self.folder / 'evaluation' / name for name in names}
 
   @property
+  def score(self) -> str:
+    """Name of the main score of the run's evaluations."""
+    return self.config.get('evaluate', {}).get('score') or 'em'
+
+  @property
   def sources(self) -> dict[str, list[pathlib.Path]]:
     """Files of trajectories by 'step 12' or 'after', in order of time."""
     result = {f'step {int(file.name[5:11])}': [file] for file in sorted(
@@ -89,7 +95,7 @@ class Entry:
   where: str  # the step or the evaluation
   set: str  # name of the data set; for an evaluation also engine and decoding
   trajectory: Trajectory
-  score: float | None  # reward, or exact match of an evaluation
+  score: float | None  # reward, or main score of an evaluation
   learned: Mapping[str, Any]  # result of `records.read_learned`, or {}
 
 
@@ -104,7 +110,8 @@ def runs(folders: Sequence[str]) -> list[Run]:
     paths = [folder] if _is_run(folder) else sorted(
         path.parent for depth in range(1, _DEPTH + 1)
         for path in folder.glob('/'.join(['*'] * depth + ['config.json']))
-        if _is_run(path.parent) and 'evaluation' not in path.parts)
+        if _is_run(path.parent)
+        and 'evaluation' not in path.relative_to(folder).parts)
     if not paths:
       raise FileNotFoundError(
           'report.runs must be folders of runs or evaluations, with a '
@@ -172,8 +179,8 @@ def entry(file: pathlib.Path, line: int) -> Entry:
 
 
 def _is_run(folder: pathlib.Path) -> bool:
-  return any((folder / name).is_file()
-             for name in (metrics.FILE, evaluator.TABLE))
+  return (folder / evaluator.RECORDS).is_dir() or any(
+      (folder / name).is_file() for name in (metrics.FILE, evaluator.TABLE))
 
 
 def _run(folder: pathlib.Path, name: str) -> Run:
@@ -200,8 +207,18 @@ def _shares(counts: Sequence[int], most: int) -> list[int]:
 
 
 def _count(file: pathlib.Path) -> int:
-  with gzip.open(file) as lines:
-    return sum(1 for _ in lines)
+  """Returns the number of lines of a file of trajectories.
+
+  Raises:
+    ValueError: The file is damaged.
+  """
+  try:
+    with gzip.open(file) as lines:
+      return sum(1 for _ in lines)
+  except (EOFError, OSError, zlib.error) as error:
+    raise ValueError(
+        f'{file} must be a whole file of trajectories, gzipped jsonl, but is '
+        f'not: {error}. Move it away, and make the report again.') from error
 
 
 def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
@@ -217,5 +234,7 @@ def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
       for record in records.unpacked(file.read_bytes()):
         name = ', '.join(dict.fromkeys(
             record[key] for key in ('method', 'set', 'engine', 'decoding')))
+        values = record.get('score', {}).get('values', {})
         yield Entry(run, where, name.removeprefix('agent, '),
-                    records.from_json(record['trajectory']), record['em'], {})
+                    records.from_json(record['trajectory']),
+                    values.get(run.score, record['em']), {})
