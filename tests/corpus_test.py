@@ -59,7 +59,8 @@ def test_passages_without_any_text_are_counted(tmp_path, monkeypatch, load):
   monkeypatch.setattr(corpus.processes, 'say', said.append)
   path = write_lines(
       tmp_path / 'c.jsonl', '{"id": 0, "contents": "Tarn"}',
-      '', '{"id": 1, "contents": " \\n "}', '{"id": 2, "title": "", "text": ""}')
+      '', '{"id": 1, "contents": " \\n "}',
+      '{"id": 2, "title": "", "text": ""}')
   assert len(load(path)) == 3
   assert said == [
       f'Warning: 2 of the 3 passages of {path} have neither title nor text, '

@@ -92,9 +92,9 @@ def tag_example(tool: Tool) -> str:
 def _arguments(tool: Tool, text: str) -> dict[str, Any]:
   """Returns the arguments between a tool's tags.
 
-  A JSON object gives them by name. Any other text is the first argument, whose
-  value it is in JSON if the tool takes no text there. So is an object with half
-  a surrogate pair, which no other program would read.
+  A JSON object gives them by name. Any other text is the first argument; if the
+  tool takes no text there, the text is read as JSON. An object with half a
+  surrogate pair, which no other program would read, is a text.
   """
   try:
     arguments = json.loads(text)

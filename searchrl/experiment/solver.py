@@ -137,7 +137,7 @@ def _params(options: Any, params: transformer.Params, sampler: Sampler,
     run, step = past_runs.parse_run(options.run)
     step = past_runs.kept_step(run, step, 'solver.run')
     model = past_runs.recorded(run)['model']
-    if model['lora']['rank']:  # the run's own base may not be the policy's
+    if model.get('lora', {}).get('rank'):  # over a base of its own
       params = load(weights.locate(model['path'] or str(policy.TINY_BASE)),
                     sampler.shape)
     return policy.trained(run, params, sampler.shape, step=step)

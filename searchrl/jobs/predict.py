@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts answers, with trajectories, to questions without gold answers."""
 
+import collections
+from collections.abc import Mapping
 import json
 import pathlib
 import sys
+from typing import Any
 
 from searchrl.data import datasets
 from searchrl.evaluation import shards
@@ -28,7 +31,7 @@ def run(config, workdir: str) -> None:
 
   Args:
     config: Config of the job; see configs/predict.py.
-    workdir: Directory for predictions.jsonl, with one line per question, and
+    workdir: Directory for predictions.jsonl, with one line per answer, and
       records/, with the trajectories.
 
   Raises:
@@ -76,19 +79,30 @@ def _write(folder: pathlib.Path) -> None:
   says which of them it is.
   """
   (folder / evaluator.TABLE).unlink()  # scores without gold answers
-  answers = [*shards.read_all(folder / evaluator.RECORDS)]
-  for answer in answers:
-    answer['sample'] = answer['trajectory']['sample']
-  several = [name for name in ('engine', 'decoding', 'sample')
-             if len({answer[name] for answer in answers}) > 1]
+  several = _several(folder)
   with (folder / FILE).open('w', encoding='utf-8') as file:
-    for record in answers:
+    for record in shards.read_all(folder / evaluator.RECORDS):
       trajectory = record['trajectory']
       file.write(json.dumps({
           'id': trajectory['question']['uid'], 'set': record['set'],
-          **{name: record[name] for name in several},
+          **{name: _ways(record)[name] for name in several},
           'question': record['question'], 'answer': record['answer'],
           'searches': [query for turn in trajectory['turns']
                        if is_search(turn['action']['kind'])
                        for query in turn['action']['texts']],
           'stop_reason': trajectory['stop_reason']}, ensure_ascii=False) + '\n')
+
+
+def _several(folder: pathlib.Path) -> list[str]:
+  """Returns the keys of `_ways` that have several values in the records."""
+  values: dict[str, set[Any]] = collections.defaultdict(set)
+  for record in shards.read_all(folder / evaluator.RECORDS):
+    for name, value in _ways(record).items():
+      values[name].add(value)
+  return [name for name, of_name in values.items() if len(of_name) > 1]
+
+
+def _ways(record: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns how a record's question was answered: engine, decoding, sample."""
+  return {'engine': record['engine'], 'decoding': record['decoding'],
+          'sample': record['trajectory']['sample']}
