@@ -6,12 +6,12 @@ r"""Answers questions that have no golden answers.
       --config.evaluate.run=runs/dspo --config.data.evaluate=questions.jsonl \
       --config.search.corpus=corpus.jsonl
 
-The run may also stand after a colon, as in --config=configs/predict.py:runs/dspo.
+The run may also stand after a colon: --config=configs/predict.py:runs/dspo.
 Without a corpus, the run's is searched. A line of the file is
 {"id": ..., "question": ...}. Each question is answered once, greedily, or with
-each of evaluate.engines and evaluate.decodings, and evaluate.samples times; then
-the lines say which it was. The job writes runs/predict/predictions.jsonl, and the whole
-trajectories under records/.
+each of evaluate.engines and evaluate.decodings, and evaluate.samples times. In
+that case, the lines say which it was. The job writes
+runs/predict/predictions.jsonl, and the whole trajectories under records/.
 
 Hardware and time: per question as configs/evaluate.py. Result: answers but no
 scores, because there are no golds.
