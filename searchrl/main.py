@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
+import json
 import logging
 import os
 import pathlib
@@ -79,6 +80,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     _start(config, options.verbosity)
     job = _job(config, options)
     with folder_lock.release_at_end(), run_store.opened(workdir) as folder:
+      if processes.count() > 1:
+        processes.agree('config', json.loads(config.to_json()))
       job(config, folder)
     signals.ignore_more()  # the job is done
   sys.exit()

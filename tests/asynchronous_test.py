@@ -73,8 +73,10 @@ def run(source, steps, start=0):
           surplus=(('left over by', progress.step),))
       seen.append(tuple(found.metrics[name] for name in (
           'weights', 'step', 'policy', 'synced')))
-      progress = dataclasses.replace(
-          found.progress, step=progress.step + 1, silent_steps=5)
+      progress = dataclasses.replace(  # with what the learner has found out
+          found.progress, step=progress.step + 1, silent_steps=5,
+          best=(progress.step, 0.5), best_of=(24, 1), collapsing=True,
+          before_collapse=progress.step)
   return seen
 
 

@@ -82,6 +82,14 @@ def test_rollbacks_end_at_some_time(tmp_path):
     watch.verdict(Progress(step=2, rollbacks=3), values)
 
 
+def test_a_rule_that_cannot_warn_is_not_told_to(tmp_path):
+  committed(tmp_path, 0)
+  watch = guards.Guards(options_of(), tmp_path)
+  with pytest.raises(ValueError, match='or set a larger guards.most_rollbacks'):
+    watch.verdict(Progress(step=2, rollbacks=3),
+                  {'guards/arrays_not_finite': 3.0})
+
+
 @pytest.mark.parametrize('rule, at, to', [
     ('entropy', 9, 4),  # which may have begun some steps before
     ('entropy', 2, 0),  # none is that old

@@ -41,7 +41,7 @@ def out(name, value):
 def message(function, *args):
   try:
     return f'no error, but {function(*args)!r}'
-  except (RuntimeError, TimeoutError) as error:
+  except (RuntimeError, TimeoutError, ValueError) as error:
     return f'{type(error).__name__}: {error}'
 '''
 

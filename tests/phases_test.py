@@ -68,6 +68,30 @@ def test_a_changed_phase_and_all_after_it_run_again(tmp_path):
   assert names() == ['second', 'third']
 
 
+def test_what_follows_a_phase_that_is_run_again_is_no_longer_done(tmp_path):
+  """Also if the second call ends before it, or names the one phase alone."""
+  RUN.clear()
+
+  def changed(number, **fields):
+    result = config()
+    result.phases.first.number = number
+    result.update(fields)
+    return result
+
+  phases.run(config(), str(tmp_path))
+  broken = changed(2)
+  broken.phases.second.fails = True
+  with pytest.raises(ValueError, match='second fails'):
+    phases.run(broken, str(tmp_path))
+  names()
+  phases.run(changed(2), str(tmp_path))
+  assert names() == ['second', 'third']
+  phases.run(changed(3, order=('first',)), str(tmp_path))
+  names()
+  phases.run(changed(3), str(tmp_path))
+  assert names() == ['second', 'third']
+
+
 def test_the_error_of_a_phase_names_the_flag_that_it_has_here(tmp_path):
   with pytest.raises(ValueError, match=r'^second fails\. Set '
                      r'--config\.phases\.second\.fails=False\.$'):

@@ -279,7 +279,7 @@ def test_threads_meet_beside_the_main_thread(outputs):
 def test_agree_returns_or_names_both_values_on_both_sides(outputs):
   assert outputs['agree'] == [{'a': {'b': [1, 2.5]}, 'c': None}] * 2
   for text in outputs['disagree']:
-    assert 'RuntimeError: config must be alike on all processes' in text
+    assert 'ValueError: config must be alike on all processes' in text
     assert 'config.a.b: process 0: 0; process 1: 1\n' in text
     assert 'same' not in text.split('\n', 1)[1].rsplit('\n', 1)[0]
   for text in outputs['versions']:

@@ -18,7 +18,9 @@ from configs import dspo
 from configs import grpo
 import pytest
 from searchrl.agent import rewards
+from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
+from searchrl.evaluation import evaluator
 from searchrl.jobs import train
 from searchrl.rollouts import records
 from searchrl.rollouts import scoring
@@ -439,3 +441,16 @@ def test_two_runs_on_one_folder_do_not_mix(tmp_path):
   assert first.wait(timeout=600) == 0, first.stderr.read()
   assert [line['training/global_step'] for line in lines(tmp_path)
           if 'critic/score/mean' in line] == [1, 2, 3]
+
+
+def test_a_validation_of_other_questions_is_made_again(tmp_path):
+  cases = [evaluator.EvalCase(datasets.Dataset(
+      'nq', [Question(f'q{n}', 'q?', ('a',)) for n in range(3)], None),
+                              'bm25', None, 'greedy')]
+  row = {'set': 'nq', 'engine': 'bm25', 'decoding': 'greedy', 'hops': 'all'}
+  for count, stays in ((3, True), (2, False)):
+    folder = tmp_path / f'{count}'
+    folder.mkdir()
+    (folder / evaluator.TABLE).write_text(json.dumps([row | {'n': count}]))
+    assert (train._table(folder, cases) is not None) == folder.exists() == stays
+  assert train._table(tmp_path / 'none', cases) is None

@@ -142,8 +142,9 @@ def build(config, folder: pathlib.Path) -> Experiment:
   params, start = init_from.start(config, folder, sampler, params, mesh)
   if config.model.lora.rank and not (folder / past_runs.INIT).exists():
     workdir.note(policy.BASE, lambda: policy.base_of(config.model.path))
-  workdir.note('search', lambda: searches.describe(config.search, data.corpus))
-  workdir.note('questions', lambda: fingerprint.questions([data, *sets]))
+  note = functools.partial(workdir.note, alike=True)
+  note('search', lambda: searches.describe(config.search, data.corpus))
+  note('questions', lambda: fingerprint.questions([data, *sets]))
   return Experiment(
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       start=start, stream=questions, search=search, scorer=scored, judge=judge,

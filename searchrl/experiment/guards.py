@@ -157,13 +157,15 @@ class Guards:
   def _error(self, progress: Progress, verdict: Verdict, why: str
             ) -> ValueError:
     steps = checkpoint.steps(self._folder / 'checkpoints')
+    ways_out = [f'guards.actions.{alert.rule}=warn' for alert in verdict.broken
+                if not alerts.RULES[alert.rule].is_fatal] or [
+                    'a larger guards.most_rollbacks']
     return ValueError(
         f'the run ends at step {progress.step}, as {why}: {verdict.text}. Its '
         f'checkpoints, of {alerts.format_steps(steps)}, are whole. Look at '
         f'{self._folder} by configs/report.py. To go on, lower '
         'optimizer.learning_rate with --allow_changes, or set '
-        + ' and '.join(f'guards.actions.{alert.rule}=warn'
-                       for alert in verdict.broken) + '.')
+        f'{" and ".join(ways_out)}.')
 
 
 def check(options: Any) -> None:

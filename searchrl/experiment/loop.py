@@ -102,8 +102,8 @@ class StepResult:
   learned: Learned | None = None
 
 
-def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
-           ) -> tuple[Any, Progress]:
+def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int,
+            keep_best: bool = False) -> tuple[Any, Progress]:
   """Returns the state and progress of the newest checkpoint, or initial ones.
 
   The initial state is also saved as a checkpoint.
@@ -112,6 +112,8 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
     experiment: Experiment whose learner makes the state.
     folder: Directory of the run.
     keep: Number of checkpoints that are kept on the disk.
+    keep_best: Whether the checkpoint of the best validation is kept, too. If it
+      is not there, its score is forgotten.
 
   Raises:
     ValueError: The run starts from parameters that are not finite numbers.
@@ -124,6 +126,9 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int
   if restored:
     _, state, extra = restored
     progress = rollbacks.applied(folder, Progress.from_json(extra))
+    if progress.best and keep_best and progress.best[0] not in checkpoint.steps(
+        folder / 'checkpoints'):
+      progress = dataclasses.replace(progress, best=None, best_of=())
     processes.say(f'Resumed at step {progress.step} of {folder}.')
     return state, progress
   with progress_lib.phase('Preparing and saving the first state'):
@@ -316,7 +321,8 @@ def _rolled_back(experiment: Experiment, config, folder: pathlib.Path,
   """Returns the restored state and progress, and the rescaled experiment."""
   health.roll_back(progress, verdict)
   state, progress = restore(
-      experiment, folder, keep=config.train.keep_checkpoints)
+      experiment, folder, keep=config.train.keep_checkpoints,
+      keep_best=config.train.keep_best)
   health.forget_after(progress)
   return state, progress, with_lr_scale(experiment, config, progress)
 

@@ -101,9 +101,10 @@ def run(config, workdir: str) -> None:
           searches.engine(config.search, data.corpus, seed=config.seed),
           data.corpus)
   directory.prepare()
-  directory.note('questions', lambda: fingerprint.questions([data]))
+  directory.note('questions', lambda: fingerprint.questions([data]),
+                 alike=True)
   directory.note('search', lambda: searches.describe(
-      config.search, data.corpus))
+      config.search, data.corpus), alike=True)
   rounds = records.in_rounds(
       folder / 'trajectories', author.questions,
       config.demonstrations.questions_a_round,

@@ -63,10 +63,10 @@ def run(config, workdir: str) -> None:
     loaded = policy.of_run(config, options.run, limit=_most(sets, options),
                            alike=True, folder=model)
   directory.prepare()
-  directory.note('questions', lambda: fingerprint.questions(sets))
+  directory.note('questions', lambda: fingerprint.questions(sets), alike=True)
   through = searches.of_evaluation(config)
   searched = processes.on_first('searched', lambda: _described(through, sets))
-  directory.note('search', lambda: searched)
+  directory.note('search', lambda: searched, alike=True)
   if options.methods:
     cases = searches.cases(through, sets, options, seed=config.seed)
     _compare(config, cases, sets, searched, folder, judge)

@@ -8,7 +8,9 @@ phase. A finished phase is run again only if its config has changed or an
 earlier phase is run. Its job then decides what to do, as in a separate run.
 """
 
+from collections.abc import Sequence
 import copy
+import functools
 import json
 import pathlib
 from typing import Any
@@ -51,6 +53,8 @@ def run(config, workdir: str) -> None:
       processes.say(f'Phase {number} of {len(phases)}, {name}: done before.')
       continue
     is_changed = True  # what follows may read other files than before
+    processes.on_first(f'{name}!', functools.partial(
+        _forget, pathlib.Path(workdir), [*config.phases], name))
     processes.say(f'\nPhase {number} of {len(phases)}, {name}: {here}')
     host_memory.give_back()  # memory of the phase before
     try:
@@ -60,6 +64,12 @@ def run(config, workdir: str) -> None:
           '--config.', f'--config.phases.{name}.')) from error
     processes.on_first(name, lambda: atomic_files.write_json(
         here / DONE, _record(phase)))
+
+
+def _forget(workdir: pathlib.Path, names: Sequence[str], first: str) -> None:
+  """Deletes the marks of a phase, and of all after it, that they are done."""
+  for name in names[names.index(first):]:
+    (workdir / name / DONE).unlink(missing_ok=True)
 
 
 def trainings(config) -> dict[str, Any]:

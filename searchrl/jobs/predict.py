@@ -60,7 +60,8 @@ def run(config, workdir: str) -> None:
       config, options.run, folder=model,
       limit=max(len(data.questions) for data in sets))
   directory.prepare()
-  directory.note('questions', lambda: fingerprint.questions(sets))
+  directory.note('questions', lambda: fingerprint.questions(sets),
+                 alike=True)
   cases = searches.cases(
       searches.of_evaluation(config), sets, options, seed=config.seed,
       bind=toolsets.of_sampler(sampler, config.seed))

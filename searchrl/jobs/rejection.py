@@ -62,7 +62,8 @@ def run(config, workdir: str) -> None:
   data = datasets.shared(lambda: build.train_set(
       config, folder, admit=model.admit(policy.budgets_of(config))))
   directory.prepare()
-  directory.note('questions', lambda: fingerprint.questions([data]))
+  directory.note('questions', lambda: fingerprint.questions([data]),
+                 alike=True)
   stream = build.stream(config, data)
   position, path = stream.start, config.model.path
   for number in range(1, options.iterations + 1):

@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a policy by RL from a config, with a record of the run."""
 
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import json
 import pathlib
 import shutil
 import sys
+from typing import Any
 
 from searchrl.agent import chat
+from searchrl.data import datasets
 from searchrl.evaluation import evaluator
 from searchrl.evaluation import summary
 from searchrl.experiment import build
@@ -66,7 +69,8 @@ def _train(config, folder: pathlib.Path) -> None:
                     'another run.', file=sys.stdout)
       return
     state, progress = loop.restore(
-        experiment, folder, keep=config.train.keep_checkpoints)
+        experiment, folder, keep=config.train.keep_checkpoints,
+        keep_best=config.train.keep_best)
   if not health.is_done(progress, config.train):
     processes.on_first('go on', lambda: _forget_end(folder, progress.step))
   if not experiment.learner.needs_base:
@@ -142,6 +146,25 @@ def _forget_end(folder: pathlib.Path, step: int) -> None:
     shutil.rmtree(folder / name, ignore_errors=True)
 
 
+def _table(folder: pathlib.Path, cases: Sequence[evaluator.EvalCase]
+          ) -> list[dict[str, Any]] | None:
+  """Returns the rows of an evaluation; None if it is not there.
+
+  One of other numbers of questions, before a change of evaluate.limit or
+  num_sets_during, is deleted.
+  """
+  rows = evaluator.read_table(folder)
+  asked = {(case.dataset.name, case.engine, case.decoding):
+           len(case.dataset.questions) for case in cases}
+  answered = {(row['set'], row['engine'], row['decoding']): row['n']
+              for row in rows or () if row['hops'] == evaluator.ALL
+              and row['set'] != datasets.MEAN}
+  if rows is not None and asked != answered:
+    shutil.rmtree(folder)
+    return None
+  return rows
+
+
 def _evaluate(experiment: build.Experiment, params, name: str,
              folder: pathlib.Path, writer: metrics.Writer, step: int
             ) -> float | None:
@@ -156,7 +179,8 @@ def _evaluate(experiment: build.Experiment, params, name: str,
   if not experiment.cases:
     return None
   folder = folder / 'evaluation' / name
-  rows = processes.on_first(f'{name}?', lambda: evaluator.read_table(folder))
+  rows = processes.on_first(f'{name}?', lambda: _table(
+      folder, experiment.cases))
   if rows is None:
     when = name + ' training' if name in ('before', 'after') else (
         f'after step {step}')

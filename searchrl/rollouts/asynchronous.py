@@ -26,6 +26,8 @@ from searchrl.runtime import processes
 
 # (weights, progress of the sampling, policy step) -> groups and metrics
 Collect = Callable[[Synced, Progress, int], Collected]
+# Fields of the progress that the sampling changes; others are the learner's.
+_SAMPLED = ('rollouts', 'groups', 'position', 'surplus')
 
 
 class AsyncRollouts:
@@ -65,8 +67,8 @@ class AsyncRollouts:
     Args:
       params: Parameters of the policy at progress.step. They sample the steps
         that the thread now begins.
-      progress: Progress of the training. The progress in the result has the
-        data position, the surplus and the counts of the sampling.
+      progress: Progress of the training. In the result, the data position, the
+        surplus and the counts of trajectories and groups are the sampling's.
     """
     if self._sampled is None:
       self._start(progress)
@@ -80,7 +82,8 @@ class AsyncRollouts:
           self._sample, synced, step, progress.step))
     collected = self._in_flight.popleft().result()
     return dataclasses.replace(collected, progress=dataclasses.replace(
-        collected.progress, silent_steps=progress.silent_steps))
+        progress, in_flight=(), **{name: getattr(collected.progress, name)
+                                   for name in _SAMPLED}))
 
   def settled(self, progress: Progress) -> Progress:
     """Returns the progress with the data of all steps that are sampled ahead.

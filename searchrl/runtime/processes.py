@@ -197,13 +197,14 @@ def agree(tag: str, value: Any) -> Any:
       dicts that differ.
 
   Raises:
-    RuntimeError: The values differ. It names the processes and their values.
+    ValueError: The values differ. It names the processes and their values. All
+      processes raise it.
   """
   text = json.dumps(value, sort_keys=True)
   differences = _differences(tag, [
       _flatten(json.loads(other)) for other in exchange(tag, text.encode())])
   if differences:
-    raise RuntimeError('\n  '.join([
+    raise ValueError('\n  '.join([
         f'{tag} must be alike on all processes, but differs:',
         *differences[:16],
         'Start all processes by the same command, from the same files and '

@@ -61,15 +61,20 @@ class Workdir:
         self.folder, self.config.to_dict(), free=self.free, unset=self.unset,
         allow_changes=self.config.allow_changes))
 
-  def note(self, name: str, facts: Callable[[], Any]) -> None:
+  def note(self, name: str, facts: Callable[[], Any], *, alike: bool = False
+          ) -> None:
     """Writes facts to <name>.json, or raises a ValueError if they have changed.
 
     Args:
       name: Name of the file without its suffix.
       facts: Function that the first process calls to get the facts.
+      alike: Whether all processes call it, and their facts must be equal.
     """
+    agreed = processes.agree(name, facts()) if (
+        alike and processes.count() > 1) else None
     processes.on_first(name, lambda: note(
-        self.folder, name, facts(), allow_changes=self.config.allow_changes))
+        self.folder, name, agreed or facts(),
+        allow_changes=self.config.allow_changes))
 
 
 def prepare(folder: str | pathlib.Path, config: dict[str, Any], *,

@@ -56,7 +56,7 @@ def run(config, workdir: str) -> None:
   directory = workdirs.Workdir(folder, config, free)
   directory.prepare()
   path, corpus = _corpus(config, folder)
-  directory.note('corpus', lambda: {'digest': corpus.digest})
+  directory.note('corpus', lambda: {'digest': corpus.digest}, alike=True)
   iterations = _Iterations(config, folder, path, corpus)
   for number in range(1, config.selfplay.iterations + 1):
     iterations.iterate(number)

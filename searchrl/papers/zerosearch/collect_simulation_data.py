@@ -53,9 +53,9 @@ def run(config, workdir: str) -> None:
   sampler, params = policy.of_run(config, options.run, folder=model)
   directory.prepare()
   directory.note('model', lambda: fingerprint.model(config, options.run))
-  directory.note('questions', lambda: fingerprint.questions(worlds))
+  directory.note('questions', lambda: fingerprint.questions(worlds), alike=True)
   directory.note('search', lambda: {data.name: searches.describe(
-      config.search, data.corpus) for data in worlds})
+      config.search, data.corpus) for data in worlds}, alike=True)
   weights, pairs = sampler.sync(params).weights, []
   for data in worlds:
     of_world: list[query_pairs.Pair] = []
