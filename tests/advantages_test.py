@@ -453,6 +453,16 @@ def test_reinforce_plus_plus_baseline_by_hand():
   np.testing.assert_allclose(got, [[-1, 0], [0, 1], [0, 0]], rtol=1e-6)
 
 
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_whiten_sums_short_floats_in_float32(dtype):
+  """A count in bfloat16 ends at 256, and a square in float16 at 65,504."""
+  x = (100 * jax.random.normal(jax.random.key(0), (64, 64))).astype(dtype)
+  got = advantages.whiten(x, jnp.ones(x.shape, bool))
+  np.testing.assert_allclose(
+      got, oracles.whiten(np.asarray(x, float), np.ones(x.shape, bool)),
+      rtol=1e-5, atol=1e-5)
+
+
 def test_whiten_by_hand():
   # 1 and 5: the mean is 3, the sample variance (4 + 4) / 1. One entry gives 0.
   x, where = jnp.array([1.0, 9.0, 5.0]), jnp.array([True, False, True])

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import fakes
+import numpy as np
 import pytest
 
 from searchrl.agent import rewards
@@ -172,6 +173,20 @@ def test_the_filter_keeps_groups_in_their_order_and_counts():
   assert len(again.groups) == 5
   assert again.metrics['data/groups_carried_out'] == 0
   assert again.metrics['data/tries_per_kept_group'] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize('keep', [
+    lambda outcomes, ids: np.asarray(outcomes) > 0,
+    lambda outcomes, ids: [True]])
+def test_a_filter_that_divides_a_group_is_refused(keep):
+  groups = [[Trajectory(Question(f'q{group}', 'q', ()), sample, group, (1,),
+                        (), outcome_reward=float(sample))
+             for sample in range(2)] for group in range(2)]
+  with pytest.raises(ValueError, match='keep must return one bool for each '
+                     'row, the same for all rows of a question, but returned'):
+    collect._accepted(groups, keep)
+  kept = collect._accepted(groups, lambda outcomes, ids: list(ids == 1))
+  assert kept == groups[1:]
 
 
 def test_every_round_of_a_step_draws_for_this_step():

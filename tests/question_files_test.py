@@ -125,6 +125,24 @@ def test_chains_of_a_parquet_file_are_those_of_a_jsonl_file(as_text, tmp_path):
   assert bare is None
 
 
+@pytest.mark.parametrize('kind', ['dictionary', 'bytes', 'map'])
+def test_metadata_of_other_types_of_parquet_are_read(kind, tmp_path):
+  pyarrow = pytest.importorskip('pyarrow')
+  from pyarrow import parquet
+  metadata = pyarrow.array(['{"hops": 2}', '{"hops": 3}']).dictionary_encode()
+  if kind == 'bytes':
+    metadata = pyarrow.array([b'{"hops": 2}', b'{"hops": 3}'])
+  elif kind == 'map':
+    metadata = pyarrow.array([[('hops', '2')], [('hops', '3')]],
+                             pyarrow.map_(pyarrow.string(), pyarrow.string()))
+  parquet.write_table(pyarrow.table({
+      'id': ['1', '2'], 'question': ['q?', 'r?'],
+      'golden_answers': [['Albi'], ['Tarn']], 'metadata': metadata}),
+                      tmp_path / 'a.parquet')
+  read = questions_lib.read(tmp_path / 'a.parquet')
+  assert [question.hops for question in read] == [2, 3]
+
+
 def test_ids_that_repeat_over_merged_sources_get_these_before_them(tmp_path):
   rows = [search_r1(source, n) for source in ('nq', 'hotpotqa')
           for n in range(2)]
@@ -261,6 +279,10 @@ def test_tables_of_text_are_read_as_jsonl_is(mark, suffix, tmp_path):
 @pytest.mark.parametrize('data, message', [
     (b'id,question,answer\n1,who,x\n2,who\n', 'row 2 must .*it has not 3 fi'),
     (b'id,question,answer\n1,who,x,y\n', 'row 1 must have a field in UTF-8'),
+    (b'id,question,answer,answer\n1,who,x,y\n',
+     "row 1 must .*'answer' is the name of 2 of them"),
+    (b'question,answer\nwho,x\nwhat,\n',
+     'row 2 must .* is not: it has no .golden_answers'),
     (b'id,question,answer\n1,"who,x\n', 'row 1 must .* unexpected end of data'),
     (b'id,question,answer\n1,who,\xff\n', "row 1 must .*'utf-8' codec"),
     (b'', 'a.csv holds no question')])
@@ -270,6 +292,14 @@ def test_a_damaged_table_of_text_is_refused(data, message, tmp_path):
   with pytest.raises(ValueError, match=f'a.csv,? ?{message}' if 'row' in message
                      else message):
     questions_lib.read(path)
+
+
+def test_long_fields_and_marks_in_capitals_are_read(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text('question,answer,context,answerable\n'
+                  f'who,x,{"long " * 50_000},TRUE\nwhat,y,short,FALSE\n')
+  question, = questions_lib.read(path)
+  assert (question.text, question.answers) == ('who', ('x',))
 
 
 @pytest.mark.parametrize('uid, metadata, hops', [

@@ -586,6 +586,27 @@ def test_calls_in_messages_are_trained_on_as_the_template_writes_them(
       1 if end in ('<|im_end|>', '<|eot_id|>') else 0)  # one is data
 
 
+@of(['qwen2.5-instruct', 'smollm2'])
+def test_what_a_template_leaves_out_is_named(name):
+  tokenizer = load(name)
+  asks, answers = {'role': 'user', 'content': 'q'}, {
+      'role': 'assistant', 'content': 'I search for it.'}
+  calls = [{'type': 'function', 'function': {
+      'name': 'search', 'arguments': {'q': 'one'}}}]
+  cases = [([asks, answers | {'reasoning_content': 'deep'}], None,
+            'must write reasoning_content, but writes')]
+  if name == 'smollm2':
+    cases += [([asks, answers | {'tool_calls': calls}], None,
+               'must write tool calls and the content beside them'),
+              ([asks, answers], CALLS['tools'], 'must write tools, but leaves')]
+  else:
+    cases.append(([{'role': 'developer', 'content': 'be'}, asks, answers], None,
+                  "leaves out message 1 of x.jsonl, of role 'developer'"))
+  for messages, described, message in cases:
+    with pytest.raises(ValueError, match=message):
+      transcripts.of_messages(messages, tokenizer, 'x.jsonl', described)
+
+
 PIECES = ['<think>', '</think>', '<search>', '</search>', '<answer>',
           '</answer>', '<tool_call>', '</tool_call>', '<information>', 'Paris',
           ' who?\n', THINK, SEARCH, ANSWER, CALL, BARE, '<answer>Paris</answer>']

@@ -60,6 +60,17 @@ def test_the_assistants_turns_are_trained_on_by_hand():
   assert ends == 5  # and not the six that stand in the text
 
 
+def test_a_turn_of_weight_0_and_the_header_of_a_second_turn_are_only_read():
+  tokenizer = chats.qwen()
+  found = transcripts.of_messages(
+      [ASKS, SAYS | {'weight': 0}, ENDS | {'weight': 1}], tokenizer)
+  assert [text for text, is_trained in texts(tokenizer, found)
+          if is_trained] == ['<answer> Paris </answer><|im_end|>']
+  assert tokenizer.write(found.ids).endswith(
+      'the search for an answer<|im_end|>\n<|im_start|>assistant\n'
+      '<answer> Paris </answer><|im_end|>')
+
+
 @pytest.mark.parametrize('name', TOKENIZERS)
 def test_the_text_is_the_templates_in_every_family(name):
   tokenizer = TOKENIZERS[name]

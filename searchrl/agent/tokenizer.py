@@ -181,11 +181,13 @@ class Tokenizer:
     return bool(self._fast.chat_template)
 
   def render(self, messages: Sequence[Mapping[str, Any]], *,
-             tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+             tools: Sequence[Mapping[str, Any]] | None = None,
+             prompted: bool = False) -> str:
     """Writes a conversation as text, in the form of the chat template.
 
     The generation prompt is at the end, unless the last message is the
-    assistant's. A template that asks for today's date gets a fixed day instead.
+    assistant's; `prompted` puts it there, too. A template that asks for today's
+    date gets a fixed day instead.
 
     Raises:
       ValueError: There is no template, or it refuses these messages.
@@ -200,7 +202,7 @@ class Tokenizer:
     try:
       return self._fast.apply_chat_template(
           list(messages), tools=tools, tokenize=False,
-          add_generation_prompt=messages[-1]['role'] != 'assistant',
+          add_generation_prompt=messages[-1]['role'] != 'assistant' or prompted,
           chat_template=_TODAY + self._fast.get_chat_template(tools=tools))
     except ImportError:
       raise

@@ -7,6 +7,7 @@ separate piece, so that the policy could have sampled its ids.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+import collections
 import functools
 import itertools
 import re
@@ -73,9 +74,10 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
   """Encodes messages in the frame of the tokenizer's chat template.
 
   Only the assistant's turns are trained on, from the end of their generation
-  prompt to the token that ends them. If a turn's content already has this
-  token, it is not added again. All text after the last such turn is left out.
-  Special tokens in other messages are encoded as plain text, as in a rollout.
+  prompt to the token that ends them, except those with the weight 0. If a
+  turn's content already has this token, it is not added again. All text after
+  the last such turn is left out. Special tokens in other messages are encoded
+  as plain text, as in a rollout.
 
   Args:
     messages: Dicts of role and content. At least one message of role
@@ -85,11 +87,13 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
     tools: Descriptions of the tools, which the template writes.
 
   Raises:
-    ValueError: There is no template; or it refuses the messages, leaves out a
-      tool call or the content beside it, changes text that it wrote before, or
+    ValueError: There is no template; or it refuses the messages, leaves out
+      one, a tool, a tool call or the content beside it, changes text that it
+      wrote before, or
       changes a message that contains a special token.
   """
   render = functools.partial(tokenizer.render, tools=tools)
+  ask = functools.partial(render, prompted=True)  # also after a turn of its own
   ends = tuple(map(tokenizer.token, chat.ends(tokenizer)))
   messages = [message if message['role'] != 'assistant' else
               {**message, 'content': _without_end(message['content'], ends)}
@@ -98,24 +102,42 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
   for number, message in enumerate(messages):
     if message['role'] != 'assistant' or not number:
       continue
-    prompt, text = render(messages[:number]), render(messages[:number + 1])
+    prompt, text = ask(messages[:number]), render(messages[:number + 1])
     for earlier, later in ((written, prompt), (prompt, text)):
       if not later.startswith(earlier):
         raise ValueError(_changed(earlier, later, number, place))
     pieces += _framed(prompt[len(written):], len(written), messages[:number],
-                      first, tokenizer, render, place)
+                      first, tokenizer, ask, place)
     turn = _until_end(text[len(prompt):], tokenizer)
-    calls = message.get('tool_calls', ())
-    if calls and not all(part in turn for part in (
-        message['content'].strip(), *(c['function']['name'] for c in calls))):
+    if not _is_whole(message, turn):
+      what = ('tool calls and the content beside them' if (
+          message.get('tool_calls')) else 'reasoning_content')
       raise ValueError(
-          'the chat template must write tool calls and the content beside them, '
-          f'but writes {turn!r} for message {number + 1} of {place}. Write the '
-          'calls in its content, or put another chat_template.jinja beside '
-          'tokenizer.json.')
-    pieces.append((tokenizer.encode(turn), True))
+          f'the chat template must write {what}, but writes {turn!r} for '
+          f'message {number + 1} of {place}. Write them in its content, or put '
+          'another chat_template.jinja beside tokenizer.json.')
+    pieces.append((tokenizer.encode(turn), bool(message.get('weight', 1))))
     written, first = prompt + turn, number + 1
+  if tools and render(messages) == tokenizer.render(messages):
+    raise ValueError(
+        f'the chat template must write tools, but leaves out those of {place}. '
+        'Put them into a message, or put another chat_template.jinja beside '
+        'tokenizer.json.')
   return _joined(pieces)
+
+
+def _is_whole(message: Mapping[str, Any], turn: str) -> bool:
+  """Returns whether a turn has a message's reasoning, and its calls beside it.
+
+  Each name of a call is outside of the content, as often as it is called.
+  """
+  thought = (message.get('reasoning_content') or '').strip()
+  calls, content = message.get('tool_calls', ()), message['content'].strip()
+  if thought not in turn or calls and content not in turn:
+    return False
+  others = turn.replace(content, '', 1) if content else turn
+  names = collections.Counter(call['function']['name'] for call in calls)
+  return all(others.count(name) >= count for name, count in names.items())
 
 
 def _without_end(text: str, ends: tuple[str, ...]) -> str:
@@ -158,10 +180,22 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
   name = 'MessageStandsHere'
   while name in text:
     name += 'Too'
-  marked = render([*messages[:first], *(
-      {**message, 'content': f'{name}{number}.'}
-      for number, message in enumerate(messages[first:], start=first))])
+
+  def with_marks(*others: int) -> str:
+    return render([*messages[:first], *(
+        {**message, 'content': f'{name}{number}.' + 'x' * (number in others)}
+        for number, message in enumerate(messages[first:], start=first))])
+
+  marked = with_marks()
   frame, *rest = re.split(rf'{name}([0-9]+)\.', marked[start:])
+  for number, message in enumerate(messages[first:], start=first):
+    if message['content'].strip() and str(number) not in rest[::2] and (
+        with_marks(number) == marked):
+      raise ValueError(
+          'the chat template must write every message, but leaves out message '
+          f'{number + 1} of {place}, of role {message["role"]!r}. Give it '
+          'another role, or put another chat_template.jinja beside '
+          'tokenizer.json.')
   pieces, end = [], 0
   for number, after in zip(map(int, rest[::2]), rest[1::2], strict=True):
     content = messages[number]['content']

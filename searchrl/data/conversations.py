@@ -95,7 +95,8 @@ def _messages(record: Mapping[str, Any], place: str) -> Conversation:
   messages = tuple(_with_calls(message, f'message {number} of {place}')
                    for number, message in enumerate(
                        _objects(record, 'messages', place), start=1))
-  if not any(message['role'] == 'assistant' for message in messages[1:]):
+  if not any(message['role'] == 'assistant' and message.get('weight', 1)
+             for message in messages[1:]):
     roles = ', '.join(' '.join(m['role'].split()) for m in messages)
     raise ValueError(
         'messages must have a turn of role "assistant" after another, which is '
@@ -111,6 +112,12 @@ def _with_calls(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     ValueError: A field is missing or of another type; `place` is named.
   """
   _text(message, 'role', place)
+  if message.get('function_call'):
+    raise ValueError('calls must be in "tool_calls", but those of '
+                     f'{place} are in "function_call". Rename it.')
+  if message.get('weight', 1) not in (0, 1):
+    raise ValueError(f'weight must be 0 or 1, but {place} has '
+                     f'{message["weight"]!r}.')
   if not message.get('tool_calls'):
     _text(message, 'content', place)
     return {name: value for name, value in message.items()

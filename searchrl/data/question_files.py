@@ -29,9 +29,9 @@ _COLUMNS = {'question': ('question', 'prompt'),
 _GOLDS = ('possible_answers', 'answers', 'answer')  # PopQA, SQuAD, HotpotQA
 _IDS = ('_id', 'question_id', 'qid')  # HotpotQA and 2Wiki, TriviaQA
 # Columns by which MuSiQue-Full and SQuAD 2.0 mark questions without an answer,
-# and their values there.
-_UNANSWERABLE = {'answerable': (False, 'False', 'false'),
-                 'is_impossible': (True, 'True', 'true')}
+# and their values there, in any case.
+_UNANSWERABLE = {'answerable': 'false', 'is_impossible': 'true'}
+_LONGEST_FIELD = 2**31 - 1  # characters of a field of a csv file
 _FORM = '{"id", "question", "golden_answers"}'  # form of a line, for errors
 # Keys of conversations, which may have their question beside them.
 _CONVERSATION = {'completion', 'messages', 'segments'}
@@ -175,8 +175,8 @@ def records(file: pathlib.Path, *, needs_golds: bool
 
 def is_answerable(record: Record) -> bool:
   """Returns False for a record that is marked as having no answer."""
-  return not any(record.get(name) in values
-                 for name, values in _UNANSWERABLE.items())
+  return not any(str(record.get(name)).lower() == value
+                 for name, value in _UNANSWERABLE.items())
 
 
 def _converted(form: forms.Form, row: Record, place: str) -> Record:
@@ -228,6 +228,10 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
   try:
     for batch in batches:
       for row in batch.to_pylist():
+        if isinstance(row.get('metadata'), bytes):
+          row['metadata'] = row['metadata'].decode()
+        elif isinstance(row.get('metadata'), list):  # a map
+          row['metadata'] = dict(row['metadata'])
         yield f'{file}, row {next(number)}', row
   except OSError as error:  # a damaged page
     raise ValueError(f'{file} must be a whole parquet file, but: {error} Fetch '
@@ -236,16 +240,21 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
 
 def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:
   """Yields each row of a .csv or .tsv file, whose first row has the names."""
+  csv.field_size_limit(_LONGEST_FIELD)
   with file.open(encoding='utf-8-sig', newline='') as stream:
     rows = csv.DictReader(
         stream, delimiter=_SEPARATORS[file.suffix], strict=True)
     place = f'{file}, row 1'
     try:
+      for name, count in collections.Counter(rows.fieldnames).items():
+        if count > 1:
+          raise csv.Error(f'{name!r} is the name of {count} of them')
       for number, row in enumerate(rows, start=1):
         place = f'{file}, row {number}'
         if None in row or None in row.values():
           raise csv.Error(f'it has not {len(rows.fieldnames or ())} fields')
-        yield place, {name: value for name, value in row.items() if value}
+        yield place, {name: value or None for name, value in row.items()
+                      if value or name in _GOLDS}
         place = f'{file}, row {number + 1}'
     except (csv.Error, UnicodeDecodeError) as error:
       raise ValueError(
@@ -256,13 +265,13 @@ def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:
 def _metadata_columns(schema: Any) -> list[str]:
   """Returns the names of the metadata columns to read from a parquet file.
 
-  If the metadata are stored as JSON texts, this is their whole column.
+  If the metadata are no structs but JSON texts, this is their whole column.
   Otherwise, only the parts that are needed are read, because other parts may
   contain long articles.
   """
-  is_text = 'metadata' in schema.names and 'string' in str(
-      schema.field('metadata').type).partition('<')[0]
-  return ['metadata'] if is_text else [
+  is_whole = 'metadata' in schema.names and not str(
+      schema.field('metadata').type).startswith('struct<')
+  return ['metadata'] if is_whole else [
       f'metadata.{name}' for name in (
           'hops', 'data_source', 'chain', 'poor_queries', 'passages',
           'supporting_facts')]
@@ -285,9 +294,9 @@ def _renamed(row: Record, place: str) -> Record:
       record['question'] = text.partition('Question:')[2] or text
     if 'golden_answers' not in record and row.get('reward_model'):
       record['golden_answers'] = row['reward_model']['ground_truth']
-    is_published = 'golden_answers' not in record and any(
-        row.get(name) is not None for name in _GOLDS)
-    if is_published:
+    is_published = 'golden_answers' not in record and bool(
+        {*row} & {*_GOLDS})
+    if any(row.get(name) is not None for name in _GOLDS) and is_published:
       record['golden_answers'] = _published_golds(row)
     names = [name for name in _IDS if row.get(name) is not None]
     if 'id' not in record and names:

@@ -250,18 +250,25 @@ def documents(encoded: Sequence[transcripts.Transcript], path: str, field: str,
   Raises:
     ValueError: No conversation can be used.
   """
-  usable = [Document(*x) for x in encoded
-          if len(x.ids) <= length and any(x.trained[1:])]
+  trained = [x for x in encoded if any(x.trained[1:])]
+  if not trained:
+    raise ValueError(
+        f'{field} must have a token to train on after the first one of a '
+        f'conversation, but {path} has none. Add text before it.')
+  usable = [Document(*x) for x in trained if len(x.ids) <= length]
   if not usable:
     raise ValueError(
         f'learner.pack_length must hold a conversation of {field}, but is '
         f'{length}, and the shortest of {path} has '
-        f'{min(len(x.ids) for x in encoded)} tokens. Raise it.')
-  if len(usable) < len(encoded):
-    processes.say(
-        f'Warning: {len(encoded) - len(usable)} of {len(encoded)} '
-        f'conversations of {path} are left out: they have more than '
-        f'learner.pack_length={length} tokens.')
+        f'{min(len(x.ids) for x in trained)} tokens. Raise it.')
+  for left_out, why in (
+      (len(encoded) - len(trained), 'nothing to train on after their first '
+       'token'),
+      (len(trained) - len(usable),
+       f'more than learner.pack_length={length} tokens')):
+    if left_out:
+      processes.say(f'Warning: {left_out} of {len(encoded)} conversations of '
+                    f'{path} are left out: they have {why}.')
   return usable
 
 

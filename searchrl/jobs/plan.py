@@ -35,10 +35,14 @@ def run(config, workdir: str) -> None:
   config = memory_plan.resolved(config)
   parts = build.beside_job(config, 'phases') or build.beside_job(
       config, 'trainings')
+  for part in parts.values():
+    config_checks.check(part)
+  for part in parts.values() or [config]:
+    if 'algorithm' in part and 'learner' in part:
+      config_checks.check_learner(part, build.algorithm(part))
   if not parts:
     print(describe(memory_plan.make(config)))
   for name, part in parts.items():
-    config_checks.check(part)
     print(f'The {name}:\n\n{describe(memory_plan.make(part))}\n')
 
 

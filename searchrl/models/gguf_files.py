@@ -125,6 +125,9 @@ def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
   fields = {name: field.contents() for name, field in reader.fields.items()}
   shapes = {tensor.name: tuple(reversed(tensor.shape.tolist()))
             for tensor in reader.tensors}
+  if (parts := fields.get('split.count', 1)) > 1:
+    raise ValueError(f'model.path must be a whole GGUF file, but {file} is one '
+                     f'of {parts} parts. Join them: llama-gguf-split --merge.')
   folder.mkdir(parents=True)
   try:
     raw = _config(fields, shapes, file)

@@ -286,6 +286,7 @@ def whiten(
   """
   masked.check_shapes(x=x, where=where)
   x = jax.lax.stop_gradient(jnp.where(where, x, 0))
+  x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   low = jnp.min(jnp.where(where, x, jnp.inf), initial=jnp.inf)
   centred = jnp.where(where, x - low, 0)  # exact if close; 0 if equal
   count = jnp.sum(where, dtype=x.dtype)

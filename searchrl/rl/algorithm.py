@@ -97,7 +97,7 @@ class Algorithm:
   # and metrics; jitted.
   loss: Callable[[PolicyOutput, Batch, Any], tuple[Terms, Metrics]]
   # Maps outcome rewards [N] and question ids [N] to a mask [N] of the rows to
-  # train on; numpy.
+  # train on, which is equal for all rows of a question; numpy.
   keep: Callable[[np.ndarray, np.ndarray], np.ndarray] = keep_all
   # Maps a question to its group; questions of equal groups share a baseline.
   # None: only samples of one question that were requested together share one.

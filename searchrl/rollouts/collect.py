@@ -274,14 +274,25 @@ def _complete(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
 
 
 def _accepted(groups: list[Group], keep: Keep) -> list[Group]:
-  """Returns the groups for which the algorithm's filter, `keep`, is true."""
+  """Returns the groups for which the algorithm's filter, `keep`, is true.
+
+  Raises:
+    ValueError: The filter gives rows of one group different answers.
+  """
   if not groups:
     return []
   scores = np.array([np.nan if t.outcome_reward is None else t.outcome_reward
                      for group in groups for t in group])
   ids = np.repeat(np.arange(len(groups)), len(groups[0]))
-  accepted = np.all(keep(scores, ids).reshape(len(groups), -1), 1)
-  return [*itertools.compress(groups, accepted.tolist())]
+  kept = np.asarray(keep(scores, ids), bool)
+  if kept.shape != ids.shape or any(
+      len({*row}) > 1 for row in kept.reshape(len(groups), -1).tolist()):
+    raise ValueError(
+        "an algorithm's keep must return one bool for each row, the same for "
+        f'all rows of a question, but returned {str(kept.tolist())[:80]} for '
+        f'the questions {str(ids.tolist())[:80]}. To leave rows out, give them '
+        'an advantage of 0.')
+  return [*itertools.compress(groups, kept[::len(groups[0])].tolist())]
 
 
 def collate(groups: Sequence[Group], algorithm: algorithms.Algorithm,
