@@ -261,7 +261,7 @@ def edited(folder, **changes):
   del raw['seal']
   raw = {k: v for k, v in raw.items() if v is not ...}
   (folder / 'manifest.json').write_text(
-      json.dumps(raw | {'seal': manifests._seal(raw)}))
+      json.dumps(raw | {'seal': manifests.seal(raw)}))
 
 
 @pytest.mark.parametrize('damage, message', [

@@ -68,7 +68,7 @@ def edited(folder, **changes):
   file = folder / 'manifest.json'
   raw = json.loads(file.read_text()) | changes
   del raw['seal']
-  file.write_text(json.dumps(raw | {'seal': manifests._seal(raw)}))
+  file.write_text(json.dumps(raw | {'seal': manifests.seal(raw)}))
 
 
 @pytest.mark.parametrize('damage, message', [

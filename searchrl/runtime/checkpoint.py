@@ -178,8 +178,7 @@ def restore(
       leaf of the result has the sharding of its template, on any mesh. It is a
       numpy array if the template has no sharding.
     at: Committed step to restore. None: the newest intact one.
-    partial: Whether the template may lack leaves of the saved state, which are
-      then not read. `{'params': ...}` leaves out the optimizer's state.
+    partial: Whether the template may lack leaves, which are then not read.
     warn: Function that receives one sentence for each step that is skipped.
 
   Raises:
@@ -202,8 +201,9 @@ def restore(
            f'{_quarantine(path).name}, restored step {step} instead.')
     return step, state, extra
   if damaged:
+    others = sorted({*steps(directory)} - {at})
     what, way_out = ('every step', 'use another directory to start anew') if (
-        at is None) else (f'step {at}', f'name one of {steps(directory)}')
+        at is None) else (f'step {at}', f'name one of {others}')
     raise ValueError('\n  '.join([
         f'a restored checkpoint must be intact, but {what} is damaged:',
         *map('{0[0]}: {0[1]}'.format, damaged.items()), 'Nothing was changed. '
