@@ -355,8 +355,8 @@ def _listen(host: str, port: int) -> socket.socket:
         (host, port), family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
         backlog=_BACKLOG, dualstack_ipv6=is_ipv6)
   except OSError as error:
-    if (isinstance(error, socket.gaierror)
-        or error.errno == errno.EADDRNOTAVAIL):
+    is_unknown = (error.errno or 0) < 0  # an error of getaddrinfo
+    if is_unknown or error.errno == errno.EADDRNOTAVAIL:
       raise ValueError(
           'serve.host must be a name or address of this machine, but is '
           f'{host!r}: {error.strerror}. Use 127.0.0.1, or 0.0.0.0 for all its '
