@@ -449,8 +449,8 @@ def test_a_validation_of_other_questions_is_made_again(tmp_path):
                               'bm25', None, 'greedy')]
   row = {'set': 'nq', 'engine': 'bm25', 'decoding': 'greedy', 'hops': 'all'}
   for count, stays in ((3, True), (2, False)):
-    folder = tmp_path / f'{count}'
+    folder = tmp_path / f'step_{count:06d}'
     folder.mkdir()
     (folder / evaluator.TABLE).write_text(json.dumps([row | {'n': count}]))
     assert (train._table(folder, cases) is not None) == folder.exists() == stays
-  assert train._table(tmp_path / 'none', cases) is None
+  assert train._table(tmp_path / 'step_000009', cases) is None

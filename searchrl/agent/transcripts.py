@@ -89,8 +89,7 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
   Raises:
     ValueError: There is no template; or it refuses the messages, leaves out
       one, a tool, a tool call or the content beside it, changes text that it
-      wrote before, or
-      changes a message that contains a special token.
+      wrote before, or changes a message that contains a special token.
   """
   render = functools.partial(tokenizer.render, tools=tools)
   ask = functools.partial(render, prompted=True)  # also after a turn of its own

@@ -294,9 +294,9 @@ def _renamed(row: Record, place: str) -> Record:
       record['question'] = text.partition('Question:')[2] or text
     if 'golden_answers' not in record and row.get('reward_model'):
       record['golden_answers'] = row['reward_model']['ground_truth']
-    is_published = 'golden_answers' not in record and bool(
-        {*row} & {*_GOLDS})
-    if any(row.get(name) is not None for name in _GOLDS) and is_published:
+    is_published = 'golden_answers' not in record and not (
+        {*_GOLDS}.isdisjoint(row))
+    if is_published and any(row.get(name) is not None for name in _GOLDS):
       record['golden_answers'] = _published_golds(row)
     names = [name for name in _IDS if row.get(name) is not None]
     if 'id' not in record and names:

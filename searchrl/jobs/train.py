@@ -150,10 +150,12 @@ def _table(folder: pathlib.Path, cases: Sequence[evaluator.EvalCase]
           ) -> list[dict[str, Any]] | None:
   """Returns the rows of an evaluation; None if it is not there.
 
-  One of other numbers of questions, before a change of evaluate.limit or
-  num_sets_during, is deleted.
+  A validation of other numbers of questions, before a change of evaluate.limit
+  or num_sets_during, is deleted.
   """
   rows = evaluator.read_table(folder)
+  if not folder.name.startswith(health.DURING):
+    return rows
   asked = {(case.dataset.name, case.engine, case.decoding):
            len(case.dataset.questions) for case in cases}
   answered = {(row['set'], row['engine'], row['decoding']): row['n']
