@@ -574,6 +574,20 @@ JOBS = (
     _row('grpo:smoke --plan --config.plan.devices=h201-8', 'plan.devices must'),
     _row('grpo:qwen2.5-7b --plan --config.plan.devices=h200-8 '
          '--config.mesh.tensor=3', 'must multiply to the 8 devices'),
+    _row('grpo:qwen2.5-7b --plan --config.plan.devices=h100-6',
+         'a parameter must split evenly', 'is 3584', 'fsdp=6',
+         device=True),
+    _row('grpo:qwen2.5-7b --plan --config.plan.devices=h100-8 '
+         '--config.rollout.tensor=8', 'rollout.tensor must', 'the 4 KV heads',
+         device=True),
+    _row('grpo:qwen2.5-7b --plan --config.plan.devices=h100-8 '
+         '--config.rollout.max_num_seqs=33', 'rollout.max_num_seqs must be a '
+         'multiple of the 8 copies',
+         device=True),
+    _row('grpo:qwen2.5-7b --plan --config.plan.devices=h100-8 '
+         '--config.mesh.expert=2', 'mesh.expert must be 1',
+         device=True),
+    _row('sft --plan --config.learner.pack_length=0', 'learner.pack_length'),
     _row('tiny_encoder --plan', 'has neither a learner nor a rollout'),
 )
 

@@ -108,7 +108,7 @@ def test_a_model_that_writes_documents_takes_its_weights_and_its_cache():
   made.plan.devices = 'h200-8'  # a copy and 8 slots on each
   assert memory_plan.make(made).holds[
       'search engine: 8 slots x 1024 tokens'] == cache / 8
-  made.plan.devices = 'h200-16'
+  made.plan.devices, made.rollout.max_num_seqs = 'h200-16', 80
   with pytest.raises(ValueError, match='search.options.path .* this run has 2'):
     memory_plan.make(made)
 

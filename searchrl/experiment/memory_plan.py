@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from searchrl.experiment import build
+from searchrl.experiment import config_checks
 from searchrl.experiment import model_defaults
 from searchrl.experiment import model_folders
 from searchrl.experiment import policy
@@ -33,6 +34,7 @@ from searchrl.models import shipped_shapes
 from searchrl.models import sizes
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.rollouts import weight_sync
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import processes
@@ -49,7 +51,12 @@ _PROCESS, _LAYER = 0.852 * GIB, 0.012 * GIB
 
 
 def make(config) -> Plan:
-  """Returns the memory plan of a config that trains or samples a policy."""
+  """Returns the memory plan of a config that trains or samples a policy.
+
+  Raises:
+    ValueError: The config is of another job, or its model cannot be divided
+      among the devices as the config says.
+  """
   if 'learner' not in config and 'rollout' not in config or (
       'model' not in config):
     raise ValueError(
@@ -59,7 +66,31 @@ def make(config) -> Plan:
     raise ValueError(
         'config.plan must be there for --plan, but this config has none. Give a '
         'recipe, configs/sft.py or configs/evaluate.py with the same model.')
-  config = chosen(resolved(config))
+  config = resolved(config)
+  if 'learner' in config:
+    config_checks.check_shape(config, _shape(config))
+  config = chosen(config)
+  _check_split(config)
+  return _make(config)
+
+
+def _check_split(config) -> None:
+  """Raises a ValueError if a training cannot divide its model among devices."""
+  if 'learner' not in config:
+    return
+  shape, (kind, mesh, _) = _shape(config), _devices(config)
+  jax.tree.map(lambda x, axes: meshes.check_divisible(
+      mesh, x.shape, axes, 'a parameter'), transformer.abstract(shape),
+               transformer.logical_axes(shape))
+  if 'rollout' in config and not _follows(config, 'rollout.tensor'):
+    copies = policy.check_tensor(
+        shape, math.prod(_samplers(config, mesh, kind)), config.rollout.tensor)
+    if not _follows(config, 'rollout.max_num_seqs'):
+      weight_sync.check_slots(config.rollout.max_num_seqs, copies)
+
+
+def _make(config) -> Plan:
+  """Returns the plan of a config in which all options are set and legal."""
   shape = _shape(config)
   kind, mesh, name = _devices(config)
   update = _update(config, shape, mesh, kind)
@@ -106,6 +137,9 @@ def chosen(config) -> Any:
     update that takes the least memory.
   - learner.remat, if it is 'auto', and then learner.microbatch_rows, if it is
     0: two rows per device if they fit and a mini-batch has many, else one.
+
+  Raises:
+    ValueError: A training cannot divide its model among the devices.
   """
   config = copy.deepcopy(config)
   choices: dict[str, Any] = {}
@@ -147,7 +181,7 @@ def _tensor(config) -> int:
     copies = size // tensor
     trial.rollout.update(tensor=tensor, max_num_seqs=given or (
         _in_time(config, _SLOTS[0], copies) * copies))
-    return make(trial)
+    return _make(trial)
 
   for tensor in [engine.tensor for engine in plan(1).engines]:
     if _has_room(plan(tensor)):
@@ -163,7 +197,7 @@ def _slots(config) -> int:
       config, min(_SLOTS[1], -(-documents_of(config) // copies)), copies)
   while each >= 2 * _SLOTS[0]:
     trial.rollout.max_num_seqs = each * copies
-    if _has_room(make(trial)):
+    if _has_room(_make(trial)):
       break
     each //= 2
   return each * copies
@@ -187,7 +221,7 @@ def _remat(config) -> tuple[str, int]:
     if each > 1 and documents < _DOCUMENTS * each * ways:
       continue
     trial.learner.update(remat=remat, microbatch_rows=rows)
-    if _has_room(make(trial)):
+    if _has_room(_make(trial)):
       break
   return remat, rows
 
@@ -198,7 +232,11 @@ def _trial(config) -> tuple[Any, int, int]:
   They are the number of parts into which the mesh splits a batch's rows, and
   the number of devices that sample, over all processes. If remat is 'auto', the
   copy has the options of an update that takes the least memory.
+
+  Raises:
+    ValueError: A training cannot divide its model among the devices.
   """
+  _check_split(config)
   trial = copy.deepcopy(config)
   trial.unlock()
   trial.plan.compile = False
@@ -254,10 +292,10 @@ def _rollouts(config, shape, mesh, kind
               config.rollout.max_num_seqs // processes
               % (a_process // tensor)))
   holds = {_cache_label(config, processes): chosen.cache}
-  holds |= _model_of_search(config, a_process, processes)
+  holds |= rollout_memory.model_of_search(config, a_process, processes)
   if chosen.frozen:
     holds[f'frozen weights of rollouts, {config.rollout.dtype}'] = chosen.frozen
-  return chosen, engines, holds, _index_of_search(
+  return chosen, engines, holds, rollout_memory.index_of_search(
       config, trains + apart, processes, kind)
 
 
@@ -398,35 +436,3 @@ def _cache_label(config, processes: int) -> str:
   length = config.rollout.max_length
   return f'KV cache: {slots} slots x {length} tokens a process' + (
       f', in pages of {tokens} tokens together' if tokens else '')
-
-
-def _index_of_search(config, a_process: int, processes: int, kind
-                    ) -> dict[str, float]:
-  """Returns the bytes of search engines' vectors on each device, by name."""
-  rows = searches.spec(config.search).rows_on_devices(
-      a_process * kind.gib * GIB, processes)
-  return {f'search engine: {name}': size / a_process
-          for name, size in rows.items()}
-
-
-def _model_of_search(config, a_process: int, processes: int
-                    ) -> dict[str, float]:
-  """Returns what a search engine's own language model holds: name -> bytes.
-
-  Raises:
-    ValueError: The model cannot be beside the policy.
-  """
-  model = searches.spec(config.search).local_model
-  if model is None:
-    return {}
-  policy.check_second(model.path, field=model.field, count=processes)
-  shape = weights.read_config(shipped_shapes.locate(
-      model.shape or model.path or str(policy.TINY_BASE)))
-  mesh, slots = meshes.abstract(1), -(-model.slots // a_process)
-  return {
-      f'search engine: weights, {model.dtype}': sum(
-          rollout_memory.weights_on(mesh, shape, model.dtype).values()),
-      f'search engine: {slots} slots x {model.length} tokens':
-          rollout_memory.cache_on(
-              mesh, shape, model.dtype, slots=slots, length=model.length,
-              tokens=model.cache_tokens // a_process)}

@@ -182,19 +182,11 @@ def load(
   """
   shape, protocol = folder.shape, folder.dialogue
   folder.check(budgets, length)
-  if shape.num_key_value_heads % tensor:
-    raise ValueError(
-        f'rollout.tensor must divide the {shape.num_key_value_heads} KV heads '
-        f'of the model, but is {tensor}.')
+  weight_sync.check_slots(slots, check_tensor(
+      shape, _sampling_devices(mesh, onto), tensor))
   sync = weight_sync.WeightSync(
       mesh, transformer.logical_axes(shape), shape.num_hidden_layers,
       tensor=tensor, dtype=engine_dtype, onto=onto)
-  devices = _sampling_devices(mesh, onto)
-  copies = devices // tensor
-  if slots % copies:
-    raise ValueError(
-        f'rollout.max_num_seqs must be a multiple of the {copies} copies '
-        f'of the weights on {devices} devices, but is {slots}.')
   say_products(shape)
   if weightless:
     params = jax.tree.map(
@@ -221,6 +213,25 @@ def load(
       shardings=functools.partial(meshes.shardings, sync.mesh))
   return Sampler(shape, folder.tokenizer, protocol, budgets, engine, sync,
                  schedule, sync.together), params
+
+
+def check_tensor(shape: transformer.TransformerConfig, devices: int,
+                 tensor: int) -> int:
+  """Returns the number of copies of a model's weights on devices that sample.
+
+  Args:
+    shape: Shape of the model.
+    devices: Number of devices that sample, over all processes.
+    tensor: Number of devices that share a copy of the weights.
+
+  Raises:
+    ValueError: `tensor` does not divide the KV heads, or the devices.
+  """
+  heads = shape.num_key_value_heads
+  if heads % tensor:
+    raise ValueError(f'rollout.tensor must divide the {heads} KV heads of the '
+                     f'model, but is {tensor}.')
+  return weight_sync.copies(devices, tensor)
 
 
 def say_products(shape: transformer.TransformerConfig) -> None:

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and time of rollouts, per device: an estimate from shapes."""
+"""Memory and time of rollouts and their search, per device, from shapes."""
 
 import dataclasses
 import functools
@@ -10,14 +10,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from searchrl.experiment import policy
+from searchrl.experiment import search as searches
 from searchrl.models import lora as loras
+from searchrl.models import shipped_shapes
 from searchrl.models import sizes
 from searchrl.models import transformer
+from searchrl.models import weights
 from searchrl.models.inference import engine as engines
 from searchrl.models.inference import layouts
 from searchrl.models.inference import slots as slots_lib
 from searchrl.runtime import devices as devices_lib
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime.devices import GIB
 
 _PAGE = 128  # tokens per page of the KV cache
 _TILES = 64 * 128  # maximum tokens of a prefill
@@ -171,3 +176,34 @@ def bytes_on(mesh, tree: Any, axes: Any) -> float:
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype,
                                                sharding=sharding),
       tree, meshes.shardings(mesh, axes)))
+
+
+def index_of_search(config, a_process: int, processes: int, kind
+                   ) -> dict[str, float]:
+  """Returns the bytes of search engines' vectors on each device, by name."""
+  rows = searches.spec(config.search).rows_on_devices(
+      a_process * kind.gib * GIB, processes)
+  return {f'search engine: {name}': size / a_process
+          for name, size in rows.items()}
+
+
+def model_of_search(config, a_process: int, processes: int
+                   ) -> dict[str, float]:
+  """Returns what a search engine's own language model holds: name -> bytes.
+
+  Raises:
+    ValueError: The model cannot be beside the policy.
+  """
+  model = searches.spec(config.search).local_model
+  if model is None:
+    return {}
+  policy.check_second(model.path, field=model.field, count=processes)
+  shape = weights.read_config(shipped_shapes.locate(
+      model.shape or model.path or str(policy.TINY_BASE)))
+  mesh, slots = meshes.abstract(1), -(-model.slots // a_process)
+  return {
+      f'search engine: weights, {model.dtype}': sum(
+          weights_on(mesh, shape, model.dtype).values()),
+      f'search engine: {slots} slots x {model.length} tokens': cache_on(
+          mesh, shape, model.dtype, slots=slots, length=model.length,
+          tokens=model.cache_tokens // a_process)}

@@ -40,6 +40,8 @@ def run(config, workdir: str) -> None:
   for part in parts.values() or [config]:
     if 'algorithm' in part and 'learner' in part:
       config_checks.check_learner(part, build.algorithm(part))
+    elif 'learner' in part:
+      config_checks.check_supervised(part)
   if not parts:
     print(describe(memory_plan.make(config)))
   for name, part in parts.items():
@@ -85,9 +87,10 @@ def _describe_devices(plan: plan_totals.Plan) -> str:
           -plan.engine.cache * bool(plan.frees_cache and update.bytes),
       "and update: cuDNN's workspace, at most (by formula)": update.workspace}
   if sampling is None:
-    remedy = (f'For rollouts, {_FOR_ROLLOUTS} help; for updates, '
-              f'{_FOR_UPDATES}; for both, more devices.' if update.bytes else
-              f'These help: {_FOR_ROLLOUTS}.')
+    remedy = f'These help: {_FOR_UPDATES}.' if not plan.engine.slots else (
+        f'For rollouts, {_FOR_ROLLOUTS} help; for updates, {_FOR_UPDATES}; for '
+        'both, more devices.' if update.bytes else
+        f'These help: {_FOR_ROLLOUTS}.')
     return _table(plan, 'a device holds', plan.holds | rollouts | training,
                   plan.peak, remedy)
   copy = {'or a copy of the weights, before it is sent': plan.engine.weights}

@@ -24,6 +24,7 @@ from searchrl.models.inference import engine as engines
 from searchrl.models.inference import sampling
 from searchrl.models.inference import stops as stops_lib
 from searchrl.models import transformer
+from searchrl.rollouts import weight_sync
 from searchrl.runtime import dispatch
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
@@ -323,11 +324,7 @@ def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
   Raises:
     ValueError: The slots cannot be divided among the devices.
   """
-  copies = mesh.size // tensor
-  if slots % copies:
-    raise ValueError(
-        f'rollout.max_num_seqs must be a multiple of the {copies} copies of '
-        f'the weights, but is {slots}.')
+  weight_sync.check_slots(slots, weight_sync.copies(mesh.size, tensor))
   eos_ids = chat.ends(tokenizer)
   is_cpu = mesh.devices.flat[0].platform == 'cpu'
   engine = engines.Engine(

@@ -58,12 +58,31 @@ def spans_processes(mesh: Mesh, tensor: int, experts: int | None = None
   Raises:
     ValueError: The size of the mesh is not a multiple of `tensor`.
   """
-  if mesh.size % tensor:
-    raise ValueError(
-        f'rollout.tensor must divide the {mesh.size} devices, but is {tensor}.')
+  copies(mesh.size, tensor)  # raises
   experts = experts or meshes.expert_ways(mesh, tensor)
   return any(len({device.process_index for device in sharing}) > 1
              for sharing in mesh.devices.reshape(-1, experts * tensor))
+
+
+def copies(devices: int, tensor: int) -> int:
+  """Returns how many copies of the weights are on devices that sample.
+
+  Raises:
+    ValueError: The number of devices is not a multiple of `tensor`, the number
+      of devices that share a copy.
+  """
+  if devices % tensor:
+    raise ValueError(
+        f'rollout.tensor must divide the {devices} devices, but is {tensor}.')
+  return devices // tensor
+
+
+def check_slots(slots: int, copies: int) -> None:
+  """Raises a ValueError if copies of the weights cannot share all slots."""
+  if slots % copies:
+    raise ValueError(
+        f'rollout.max_num_seqs must be a multiple of the {copies} copies '
+        f'of the weights, but is {slots}.')
 
 
 @dataclasses.dataclass(frozen=True)
