@@ -14,6 +14,7 @@ _DEVICES = '--xla_force_host_platform_device_count'
 # A compiled program holds dozens of memory maps, and a process crashes in XLA
 # when it has 65,530, the most that Linux grants (vm.max_map_count).
 _MOST_MAPS = 20_000
+_level = 0  # the OPTIMIZATION_LEVEL of the latest file
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 _FLAGS = os.environ.get('XLA_FLAGS', '')  # those of child processes
@@ -56,11 +57,17 @@ def _programs_of_a_file(request):
   """Compiles a file's programs fast, as most are called once or twice.
 
   A file whose programs run for longer sets OPTIMIZATION_LEVEL to 1, or to 3 for
-  the programs of a real run. Child processes are not affected.
+  the programs of a real run. Child processes are not affected. No file calls
+  programs that a file of another level has compiled, so that results do not
+  depend on the order of the files.
   """
   import jax  # pylint: disable=g-import-not-at-top
   from jax._src import compiler  # pylint: disable=g-import-not-at-top
+  global _level
   level = getattr(request.module, 'OPTIMIZATION_LEVEL', 0)
+  if level != _level:  # programs of another level may round differently
+    jax.clear_caches()
+  _level = level
   fast = {'xla_backend_optimization_level': str(level)}
   if jax.__version__.startswith('0.10.'):  # later versions have no such flag
     fast['xla_cpu_use_fusion_emitters'] = 'False'

@@ -134,7 +134,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       # Share of the top probability that a token needs.
       min_p=field(0.0, at_least=0, at_most=1),
       # Rule for top_k, top_p and min_p where a loss has an importance ratio:
-      # 'refuse' (an error), or 'renormalise': log-probs over the tokens kept.
+      # 'refuse' (an error), or 'renormalise': the sampler's log-probs are over
+      # the tokens kept, and the learner's over all.
       truncation=field('refuse', one_of=('refuse', 'renormalise')),
       # Concurrent conversations, a multiple of data * fsdp. This number and the
       # lengths and budgets below are the tiny bases'. For another model, those

@@ -277,7 +277,7 @@ class Trajectory:
 
   @property
   def searches(self) -> int:
-    """Number of turns whose search was carried out."""
+    """Number of turns whose search gave results that the policy read."""
     return sum(turn.action.is_search for turn in self.turns
                if turn.observation_tokens)
 

@@ -11,6 +11,8 @@ import jax
 import pytest
 
 from configs import evaluate as evaluate_config
+from searchrl.data import datasets
+from searchrl.evaluation import evaluator
 from searchrl.evaluation import shards
 from searchrl.experiment import past_runs
 from searchrl.experiment import policy
@@ -210,5 +212,34 @@ def test_methods_that_are_none_are_named(change, words, tmp_path):
   if 'agent' in change:
     config.evaluate.order = ('agents',)
   with pytest.raises(ValueError, match=words):
+    evaluate.run(config, str(tmp_path / 'out'))
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_methods_run_has_its_own_protocol(monkeypatch):
+  recorded = {'model': {'path': 'theirs'}, 'dialogue': 'a:dialogue',
+              'tools': ['search', 'open'], 'tool_options': {'open': {'x': 1}},
+              'rollout': {'budgets': {'max_turns': 9}, 'max_length': 77}}
+  monkeypatch.setattr(past_runs, 'recorded', lambda run: recorded)
+  config = compared(mine=dict(run='runs/mine'))
+  own = evaluate._of_method(config, config.evaluate.methods.mine)
+  assert (own.model.path, own.dialogue, own.tools, own.rollout.max_length) == (
+      'theirs', 'a:dialogue', ('search', 'open'), 77)
+  assert own.tool_options.open.x == 1 and own.rollout.budgets.max_turns == 9
+  assert config.rollout.max_length != 77
+
+
+def test_an_agent_has_its_tools_and_a_baseline_has_the_engine_alone():
+  case = evaluator.EvalCase(
+      datasets.Dataset('nq', [], None), 'bm25', 'search', 'greedy')
+  bind = lambda search, corpus: f'{search} with tools'
+  assert evaluate._with_method(case, 'agent', bind).search == (
+      'search with tools')
+  assert evaluate._with_method(case, 'rag', bind).search == 'search'
+
+
+def test_several_samples_need_sampled_answers(tmp_path):
+  config = configured(decodings=('greedy',), samples=3)
+  with pytest.raises(ValueError, match='evaluate.samples must be 1 where'):
     evaluate.run(config, str(tmp_path / 'out'))
   assert not (tmp_path / 'out').exists()

@@ -221,12 +221,13 @@ def test_records_are_written_shard_by_shard_and_hold_the_scores(tmp_path):
   assert rows[-1]['em'] == np.mean([line['em'] for line in lines])
 
 
-def test_a_shard_of_another_model_is_sampled_again(tmp_path):
+def test_a_shard_of_another_source_is_sampled_again(tmp_path):
   case = case_of('nq', 'q0', 'q1', 'q2')
   asked = []
-  for model in ('a', 'a', 'b', 'b', 'a', ''):
+  for source in ('a', 'a', 'b', 'b', 'a', ''):
     sampler = Answers()
-    evaluator.run(sampler, 'params', [case], folder=tmp_path, model=model)
+    evaluator.run(sampler, 'params', [case], folder=tmp_path,
+                  source=source)
     asked.append(len(sampler.asked))
   assert asked == [3, 0, 3, 0, 3, 3]
 

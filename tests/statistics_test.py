@@ -17,7 +17,8 @@ def turn(kind, text='', *, tokens, shown=0, passages=(), cut=0):
   """A turn of so many sampled and so many inserted tokens."""
   texts = () if kind == 'invalid' else (text,)
   return Turn((1,) * tokens, (-1.0,) * tokens, Action(kind, texts),
-              (2,) * shown, tuple(Passage('1', '', p) for p in passages), cut)
+              (2,) * shown, tuple(Passage('1', '', p) for p in passages), cut,
+              observation=' '.join(passages) if shown else '')
 
 
 def trajectory(*turns, source='nq', prompt=4, **fields):
@@ -117,9 +118,21 @@ def test_a_failed_search_has_no_score_and_counts_in_all_else():
 
 def test_a_passage_that_was_not_read_is_not_in_the_context():
   assert statistics.describe([CUT])['search/answer_in_context_rate'] == 0
-  read = dataclasses.replace(CUT.turns[1], observation_tokens=(2,))
-  seen = dataclasses.replace(CUT, turns=(CUT.turns[0], read))
-  assert statistics.describe([seen])['search/answer_in_context_rate'] == 1
+  for observation, share in (('river tarn', 1), ('a river, and', 0)):
+    read = dataclasses.replace(CUT.turns[1], observation_tokens=(2,),
+                               observation=observation)
+    seen = dataclasses.replace(CUT, turns=(CUT.turns[0], read))
+    assert statistics.describe([seen])['search/answer_in_context_rate'] == share
+
+
+def test_a_summary_is_no_turn():
+  summary = turn('summary', 'So far: a river.', tokens=9, shown=3)
+  found = statistics.describe([dataclasses.replace(
+      RIGHT, turns=(RIGHT.turns[0], summary, *RIGHT.turns[1:]))])
+  plain = statistics.describe([RIGHT])
+  for name in ('num_turns/mean', 'env/number_of_actions/max',
+               'env/number_of_valid_action', 'format/valid_rate'):
+    assert found[name] == plain[name]
 
 
 @pytest.mark.parametrize('trajectories', [

@@ -74,10 +74,13 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns metrics of the numbers of turns and of valid actions."""
-  turns = [len(t.turns) for t in trajectories]
-  valid = [[turn.action.kind != 'invalid' for turn in t.turns]
-           for t in trajectories]
+  """Returns metrics of the numbers of turns and of valid actions.
+
+  A summary, which opens a new context, does not count as a turn.
+  """
+  valid = [[turn.action.kind != 'invalid' for turn in t.turns
+            if turn.action.kind != 'summary'] for t in trajectories]
+  turns = [*map(len, valid)]
   contexts = [len(t.contexts) for t in trajectories]
   valid_rate = _mean(itertools.chain.from_iterable(valid))
   return {
@@ -112,7 +115,7 @@ def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
       'search/obs_truncated_rate': sum(
           turn.passages_cut for turn in read) / max(passages, 1),
       'search/answer_in_context_rate': _mean(
-          any(_finds_answer(t)) for t in trajectories),
+          rewards.found_gold(t) for t in trajectories),
       **_by_hop(trajectories),
       **_other_tools(trajectories),
   }

@@ -61,6 +61,9 @@ class EvalCase:
   decoding: str  # 'greedy' or 'sampled'
   method: str = AGENT  # or a key of `baselines.METHODS`; one per folder
   score: str = 'em'  # the main score, one of `scores.ANSWERS`
+  # Keywords of the sampler for sampled answers: temperature and truncation.
+  drawing: Mapping[str, Any] = dataclasses.field(
+      default_factory=lambda: {'temperature': 1.0})
 
   @property
   def name(self) -> str:
@@ -82,7 +85,7 @@ def run(
     samples: int = 1,
     templates: Mapping[str, str] = prompts.PLAIN,
     fingerprint: str = '',
-    model: str = '',
+    source: str = '',
     folder: pathlib.Path | None = None,
     shard: int = SHARD,
     title: str = 'Evaluating',
@@ -99,9 +102,9 @@ def run(
     templates: Prompt templates of other methods; see `agent.prompts`.
     fingerprint: Fingerprint of everything that the scores depend on; it is
       written to rows and records.
-    model: Digest of the policy, which is written to records.
+    source: Digest of the policy and its limits, which is written to records.
     folder: Directory for the records, and then the table. Existing records are
-      not sampled again, unless they are of another `model`. None: nothing is
+      not sampled again, unless they have another `source`. None: nothing is
       written.
     shard: Number of trajectories that are sampled and then written together.
     title: Text beside the progress bar.
@@ -128,7 +131,8 @@ def run(
           sampler, synced.weights, case, count, step, templates, tally)
       results.append((case, _case(
           play, case, max(shard // count, 1), count, sampler.tokenizer,
-          label | ({'model': model} if model else {}), folder, tally, judge)))
+          label | ({'source': source} if source else {}), folder, tally,
+          judge)))
   rows = [row | label for row in (
       *(row for case, scores in results for row in _rows(case, scores)),
       *_means(results))]
@@ -194,17 +198,18 @@ def _case(play: Play, case: EvalCase, size: int, samples: int, tokenizer: Any,
 def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
             step: int, templates: Mapping[str, str], tally: _Tally) -> Play:
   """Returns a function that samples trajectories for questions of a case."""
-  temperature = 0.0 if case.decoding == 'greedy' else 1.0
+  drawing = {'temperature': 0.0} if case.decoding == 'greedy' else case.drawing
   if case.method != AGENT:
     model = baselines.PromptedModel(
-        sampler, weights, case.search, templates, step, temperature)
+        sampler, weights, case.search, templates, step,
+        drawing['temperature'])
     return functools.partial(baselines.METHODS[case.method], model)
   return lambda questions: sampler.rollout(
       weights, [Request(question, sample, group)
                 for group, question in enumerate(questions)
                 for sample in range(samples)],
-      search=case.search, step=step, temperature=temperature,
-      watch=tally.watch).trajectories
+      search=case.search, step=step, watch=tally.watch, **drawing
+  ).trajectories
 
 
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
@@ -212,13 +217,13 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
            judge: scoring.Scorer | None) -> list[scores_lib.Score]:
   """Returns the scores of a shard, which is a part of a case's questions.
 
-  If `file` already has the shard's records, of the same model, the scores are
+  If `file` already has the shard's records, of the same source, the scores are
   read from it. Else the questions are answered, and the records are written to
   `file` if it is not None.
   """
   recorded_scores = file and processes.on_first(str(file), lambda: [
       line['score'] for line in shards.read(file) or ()
-      if line.get('model') in (None, label.get('model'))])
+      if line.get('source') == label.get('source')])
   if recorded_scores:
     return [scores_lib.Score(**score) for score in recorded_scores]
   began = time.perf_counter()

@@ -137,7 +137,7 @@ def build(config, folder: pathlib.Path) -> Experiment:
   bind = toolsets.of_sampler(sampler, config.seed)
   search = bind(search, data.corpus)
   cases = searches.cases(searches.of_evaluation(config), sets, config.evaluate,
-                         seed=config.seed, bind=bind)
+                         seed=config.seed, rollout=config.rollout, bind=bind)
   workdir.prepare()
   params, start = init_from.start(config, folder, sampler, params, mesh)
   if config.model.lora.rank and not (folder / past_runs.INIT).exists():

@@ -240,7 +240,16 @@ def check_algorithm(config, name: str, algorithm: algorithms.Algorithm) -> None:
        'an importance ratio: they make the sampler another distribution than '
        f'the policy. They are {truncation.top_k}, {truncation.top_p} and '
        f'{truncation.min_p}. Turn them off (0, 1.0, 0.0), or accept that with '
-       "rollout.truncation='renormalise'."))
+       "rollout.truncation='renormalise'."),
+      (not algorithm.one_update and not truncation.is_off and (
+          config.get('train', {}).get('max_staleness') or rollout.max_rounds > 1
+          and algorithm.keep is not algorithms.keep_all),
+       f'rollout.top_k, top_p and min_p must be off for {name} where it trains '
+       'on samples of an earlier policy (train.max_staleness above 0, or '
+       'rollout.max_rounds above 1 with a filter): the sampler renormalises '
+       'their log-probs over the tokens kept, and the learner does not. They '
+       f'are {truncation.top_k}, {truncation.top_p} and {truncation.min_p}. '
+       'Turn them off (0, 1.0, 0.0).'))
 
 
 def check_dtype(config, mesh) -> None:
@@ -295,6 +304,14 @@ def check_supervised(config) -> None:
       (config.data.validation and not config.data.train,
        'data.validation needs data.train, but that is empty: the '
        'demonstrations of generated worlds come with their own.'))
+
+
+def check_samples(evaluate) -> None:
+  """Raises a ValueError for several samples where all answers are greedy."""
+  _refuse((evaluate.samples > 1 and {*evaluate.decodings} == {'greedy'},
+           "evaluate.samples must be 1 where evaluate.decodings is 'greedy' "
+           f'alone, but is {evaluate.samples}: all samples would be alike. Add '
+           "--config.evaluate.decodings=\"('greedy','sampled')\"."))
 
 
 def truncation_of(rollout: Any) -> sampling.Truncation:

@@ -15,6 +15,7 @@ from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import compare
+from searchrl.experiment import config_checks
 from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.rollouts.sampler import Sampler
@@ -47,8 +48,23 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
       'prompt': _digest(''.join(
           [dialogue.head, dialogue.template, dialogue.tail]).encode()),
       'budgets': config.rollout.budgets.to_dict(),
+      'max_length': config.rollout.max_length,
+      'sampling': [config.rollout.temperature,
+                   *config_checks.truncation_of(config.rollout)],
       **_judge(config.evaluate),
       'revision': workdirs.environment()['git']}
+
+
+def source(facts: Any) -> str:
+  """Returns a digest of what an answer depends on besides question and search.
+
+  Records with another source are not taken for answers of this evaluation.
+
+  Args:
+    facts: Result of the function `facts`, perhaps with more.
+  """
+  return of({name: value for name, value in facts.items()
+             if name not in ('data', 'search', 'revision')})
 
 
 def _judge(evaluate: Any) -> dict[str, Any]:
@@ -96,6 +112,9 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
   for file in files or [*generated.glob('questions.jsonl'),
                         *generated.glob('train_common.jsonl')]:
     trained += questions_lib.read(file, needs_golds=False)
+  limit = recorded.get('data', {}).get('limit', 0)
+  if files and limit:
+    trained = questions_lib.subset(trained, limit, recorded['seed'])
   return compare.overlap(trained, {
       data.name: data.questions for data in sets}) if trained else {}
 

@@ -23,6 +23,8 @@ from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import watchdog
 
+# Difference of advantages that rounding can cause where all rewards are equal.
+_ROUNDING = 1e-3
 DURING = 'step_'  # prefix of the folders of evaluations during training
 Validate = Callable[[Any, int], float | None]  # state, step -> a score
 
@@ -66,7 +68,9 @@ class Health:
     Every `train.warn_after` silent steps, it prints a warning.
     """
     if algorithm.min_group_size > 1:
-      silent = values['data/frac_group_mixed'] == 0
+      silent = values['data/frac_group_mixed'] == 0 and (
+          values.get('critic/advantages/max', 0)
+          - values.get('critic/advantages/min', 0) < _ROUNDING)
     else:  # the algorithm has no group baseline
       silent = values['critic/score/max'] == values['critic/score/min']
     steps = progress.silent_steps + 1 if silent else 0

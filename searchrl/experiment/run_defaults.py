@@ -69,6 +69,24 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
   return model_defaults.resolved(config) if not config.dialogue else config
 
 
+def take_protocol(config, run: str) -> None:
+  """Sets the model, the dialogue, its tools and all limits to those of a run.
+
+  A run without a recorded config changes nothing.
+  """
+  recorded = past_runs.recorded(past_runs.parse_run(run)[0])
+  if not recorded:
+    return
+  config.model.path, config.dialogue = (
+      recorded['model']['path'], recorded['dialogue'])
+  config.tools = tuple(recorded.get('tools', config.tools))
+  config.tool_options = recorded.get('tool_options', {})
+  rollout = recorded['rollout']
+  config.rollout.budgets.update(rollout['budgets'])
+  config.rollout.max_length = rollout.get(
+      'max_length', config.rollout.max_length)
+
+
 def run_of(config) -> tuple[str, str]:
   """Returns the run that a config names, or '', and the name of the field."""
   field = next((f'{group}.run' for group in ('evaluate', 'ask', 'collect')

@@ -14,6 +14,7 @@ from searchrl.data import datasets
 from searchrl.encoders import embedder
 from searchrl.encoders import reranker
 from searchrl.evaluation import evaluator
+from searchrl.models.inference import sampling
 from searchrl.runtime import progress
 from searchrl.search import engine_wrappers
 from searchrl.search import engines as registry
@@ -118,7 +119,7 @@ def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int,
 
 
 def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
-          options: Any, *, seed: int,
+          options: Any, *, seed: int, rollout: Any = None,
           bind: Bind = lambda search, corpus: search
           ) -> list[evaluator.EvalCase]:
   """Returns the evaluations to run: every set with each engine and decoding.
@@ -134,15 +135,21 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
     options: The field config.evaluate, whose decodings, noise and score are
       read.
     seed: Seed of the engines.
+    rollout: The field config.rollout, whose temperature, top_k, top_p and min_p
+      sampled answers have. None: temperature 1, and all tokens.
     bind: Function that adds other tools to an engine; see `toolsets.binder`.
   """
+  drawn = {} if rollout is None else dict(drawing=dict(
+      temperature=rollout.temperature, truncation=sampling.Truncation(
+          rollout.top_k, rollout.top_p, rollout.min_p)))
+
   def few(dataset: datasets.Dataset) -> datasets.Dataset:
     return dataclasses.replace(
         dataset, questions=dataset.few or dataset.questions)
 
   return [
       evaluator.EvalCase(dataset if decoding == 'greedy' else few(dataset),
-                         name, search, decoding, score=options.score)
+                         name, search, decoding, score=options.score, **drawn)
       for name, other in through.items()
       for dataset, search in zip(
           sets, engines(other, sets, seed=seed, bind=bind))

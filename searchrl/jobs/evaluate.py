@@ -49,6 +49,7 @@ def run(config, workdir: str) -> None:
   config_checks.check_worlds(config)
   _check_sets(config)
   _check_methods(options)
+  config_checks.check_samples(options)
   judge = build.evaluation_judge(config)
   directory = workdirs.Workdir(folder, config)
   directory.check()
@@ -68,16 +69,18 @@ def run(config, workdir: str) -> None:
   searched = processes.on_first('searched', lambda: _described(through, sets))
   directory.note('search', lambda: searched, alike=True)
   if options.methods:
-    cases = searches.cases(through, sets, options, seed=config.seed)
+    cases = searches.cases(through, sets, options, seed=config.seed,
+                           rollout=config.rollout)
     _compare(config, cases, sets, searched, folder, judge)
     return
   cases = searches.cases(through, sets, options, seed=config.seed,
+                         rollout=config.rollout,
                          bind=toolsets.of_sampler(loaded[0], config.seed))
   facts = processes.on_first('facts', lambda: fingerprint.facts(
       config, loaded[0], sets, searched, options.run))
   rows = evaluator.run(
       *loaded, cases, step=options.step, samples=options.samples,
-      fingerprint=fingerprint.of(facts), model=facts['model']['digest'],
+      fingerprint=fingerprint.of(facts), source=fingerprint.source(facts),
       folder=folder, judge=judge)
   processes.on_first('fingerprint', lambda: _note(
       folder, facts, fingerprint.overlap(options.run, sets)))
@@ -157,10 +160,11 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
             'templates': prompts.SETS[options.prompts]})
     table = evaluator.run(
         loaded[0], loaded[1],
-        [dataclasses.replace(case, method=method.method) for case in cases],
+        [_with_method(case, method.method, toolsets.of_sampler(
+            loaded[0], config.seed)) for case in cases],
         step=options.step, samples=options.samples,
         templates=prompts.SETS[options.prompts],
-        fingerprint=fingerprint.of(facts), model=facts['model']['digest'],
+        fingerprint=fingerprint.of(facts), source=fingerprint.source(facts),
         folder=here, title=f'Evaluating {name}', judge=judge)
     processes.on_first('fingerprint', lambda: _note(
         here, facts, fingerprint.overlap(method.run, sets)))
@@ -178,6 +182,15 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
       name for name in options.order
       if not _missing(_of_seed(options.methods[name], config.seed))],
                      options.score))
+
+
+def _with_method(case: evaluator.EvalCase, method: str, bind: searches.Bind
+                ) -> evaluator.EvalCase:
+  """Returns a case that is answered by a method; an agent has its tools."""
+  search = case.search
+  if method == evaluator.AGENT:
+    search = bind(search, case.dataset.corpus)
+  return dataclasses.replace(case, method=method, search=search)
 
 
 def _of_seed(method: Any, seed: int) -> Any:
@@ -203,18 +216,14 @@ def _missing(method: Any) -> str:
 def _of_method(config, method: Any) -> Any:
   """Returns a copy of the config that fits the model of a method.
 
-  If the method names a training run, the model, the dialogue and the limits of
-  a conversation are those of the run.
+  If the method names a training run, the model, the dialogue with its tools and
+  the limits of a conversation are those of the run.
   """
   method_config = config.copy_and_resolve_references()
   method_config.unlock()
   method_config.model.path = method.path or config.model.path
   if method.run:
-    theirs = past_runs.recorded(past_runs.parse_run(method.run)[0])
-    if theirs:
-      method_config.model.path = theirs['model']['path']
-      method_config.dialogue = theirs['dialogue']
-      method_config.rollout.budgets.update(theirs['rollout']['budgets'])
+    run_defaults.take_protocol(method_config, method.run)
   return method_config
 
 

@@ -50,6 +50,7 @@ def run(config, workdir: str) -> None:
         '--config.data.evaluate=questions.jsonl and --config.search.corpus.')
   config_checks.check(config)  # again, with the filled-in values
   config_checks.check_questions(config)
+  config_checks.check_samples(options)
   model = policy.folder_of(config)
   directory = workdirs.Workdir(folder, config)
   directory.check()
@@ -64,11 +65,12 @@ def run(config, workdir: str) -> None:
                  alike=True)
   cases = searches.cases(
       searches.of_evaluation(config), sets, options, seed=config.seed,
-      bind=toolsets.of_sampler(sampler, config.seed))
-  digest = processes.on_first('model', lambda: fingerprint.model(
-      config, options.run)['digest'])
-  evaluator.run(sampler, params, cases, step=options.step, model=digest,
-                samples=options.samples, folder=folder, title='Predicting')
+      rollout=config.rollout, bind=toolsets.of_sampler(sampler, config.seed))
+  facts = processes.on_first('facts', lambda: fingerprint.facts(
+      config, sampler, sets, None, options.run))
+  evaluator.run(
+      sampler, params, cases, step=options.step, samples=options.samples,
+      source=fingerprint.source(facts), folder=folder, title='Predicting')
   processes.on_first('predictions', lambda: _write(folder))
   processes.say(f'wrote {folder / FILE}', file=sys.stdout)
 

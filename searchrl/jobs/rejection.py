@@ -23,12 +23,13 @@ from searchrl.experiment import model_defaults
 from searchrl.experiment import policy
 from searchrl.experiment import search as searches
 from searchrl.experiment import toolsets
+from searchrl.rollouts import collect
 from searchrl.rollouts import records
 from searchrl.runtime import mesh as meshes
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
-from searchrl.trajectory import Question, Request, Trajectory
+from searchrl.trajectory import Question, Trajectory
 
 _DATA = 'right.jsonl'
 
@@ -117,11 +118,9 @@ def _collect(config, path: str, corpus: Any, questions: list[Question],
 
   def play(number: int, chosen: Sequence[Question]) -> list[Trajectory]:
     return sampler.rollout(
-        weights, [Request(question, sample, group)
-                  for group, question in enumerate(chosen)
-                  for sample in range(options.samples)],
-        search=search, step=number, temperature=options.temperature
-    ).trajectories
+        weights, collect.requests(chosen, options.samples),
+        search=search, step=number, temperature=options.temperature,
+        truncation=config_checks.truncation_of(config.rollout)).trajectories
 
   scorer = build.scorer(config)
   trajectories = [t for sampled in records.in_rounds(

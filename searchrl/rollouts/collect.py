@@ -190,7 +190,7 @@ def collect(
                                progress.step)
     rollouts = sampler.rollout(
         synced.weights,
-        _requests(questions, rounds.group_size, times_asked, number),
+        requests(questions, rounds.group_size, times_asked, number),
         search=search, temperature=rounds.temperature,
         truncation=rounds.truncation, step=progress.step,
         policy_step=policy_step, enough=fills_batch,
@@ -250,13 +250,22 @@ def _number_to_ask(rounds: Rounds, groups: int, accepted: int, complete: int
              math.ceil(missing / max(share, 1 / rounds.questions)))
 
 
-def _requests(questions: Sequence[Question], size: int,
-              times_asked: collections.Counter, number: int) -> list[Request]:
+def requests(questions: Sequence[Question], size: int,
+             times_asked: collections.Counter | None = None, number: int = 0
+            ) -> list[Request]:
   """Returns `size` requests for each question, one for each of its samples.
 
   A question that was asked before gets new sample numbers, and therefore other
-  random numbers. `number` is the number of the first question's group.
+  random numbers.
+
+  Args:
+    questions: Questions, some perhaps several times.
+    size: Number of samples of each question.
+    times_asked: Count of earlier askings by uid, which is updated. None: there
+      were none.
+    number: Number of the first question's group.
   """
+  times_asked = collections.Counter() if times_asked is None else times_asked
   requests = []
   for group, question in enumerate(questions, start=number):
     first = times_asked[question.uid] * size

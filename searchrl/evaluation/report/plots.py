@@ -25,7 +25,7 @@ PANELS = {  # title and unit by metric
     'actor/entropy': ('entropy', 'nats a token'),
     'actor/pg_clipfrac': ('clipped', 'share of the loss'),
     'actor/grad_norm': ('gradient norm', ''),
-    'data/frac_group_mixed': ('groups with a gradient', 'share'),
+    'data/frac_group_mixed': ('groups with different outcomes', 'share'),
     'training/rollout_probs_diff_mean': ('sampler against learner',
                                          'mean difference of probability'),
 }
