@@ -358,13 +358,11 @@ def collate(
   Args:
     trajectories: Finished trajectories with rewards. Observations after the
       last action are cut, because nothing is learned from them.
-    group_ids: Key of each trajectory's group, any hashable. Trajectories of a
-      group share a baseline.
+    group_ids: Hashable key of each trajectory's group, which has a baseline.
     policy_step: Number of updates so far of the policy that this batch will
       train. Rows of an earlier policy are marked off-policy.
     length: Number T of tokens per row.
-    rows: Number B of rows. Rows without a trajectory are empty. The default is
-      `contexts` rows per trajectory.
+    rows: Number B of rows; some may be empty. None: `contexts` per trajectory.
     pad_id: Token id of the padding.
     mask_truncated: True to leave trajectories without an answer, which reached
       a limit, out of the loss (DAPO's overlong filter). They stay in baselines.
@@ -443,6 +441,8 @@ def _check(trajectories, group_ids, count: int, length: int, contexts: int
     elif not trajectory.is_void and None in (
         trajectory.reward, trajectory.outcome_reward):
       problem = 'has no reward or no outcome_reward'
+    elif len(trajectory.behavior_logprobs) != len(trajectory.tokens):
+      problem = 'has action_logprobs that are not one per action token'
     if problem:
       raise ValueError(
           'every trajectory must be finished and scored, with at most '

@@ -233,12 +233,14 @@ def test_rows_out_of_the_baseline_do_not_move_it():
 
 
 @pytest.mark.parametrize('array', [np.asarray, jnp.asarray])
-def test_a_reward_that_is_nan_is_named_outside_jit(array):
-  rewards, ids = array([0.0, np.nan, 1.0, 0.0]), array([0, 0, 1, 1])
-  for ours, _ in BASELINES.values():
-    with pytest.raises(ValueError, match='^rewards must be numbers, but that of'
-                       ' row 1 is NaN'):
-      ours(rewards, ids)
+def test_a_reward_that_is_not_finite_is_named_outside_jit(array):
+  ids = array([0, 0, 1, 1])
+  for value, name in ((-np.inf, '-inf'), (np.inf, 'inf'), (np.nan, 'NaN')):
+    rewards = array([0.0, value, 1.0, 0.0])
+    for ours, _ in BASELINES.values():
+      with pytest.raises(ValueError, match='^rewards must be finite numbers, '
+                         f'but that of row 1 is {name}'):
+        ours(rewards, ids)
   got = jax.jit(advantages.group_relative)(rewards, ids)  # values are unknown
   np.testing.assert_array_equal(got[:2], 0)
   assert got[2] > 0 > got[3]
@@ -504,3 +506,15 @@ def test_refuses_bad_input(array):
         array([0.0, 1.0]), array([0, 1]), array([True]))
   with pytest.raises(ValueError, match=r'\[0, 2\).* 1 holds 7.*num_groups'):
     advantages.group_spread(array([0.0, 1.0]), array([0, 7]), num_groups=2)
+
+
+def test_rows_of_devices_have_the_advantages_of_one():
+  rows = [np.random.default_rng(0).normal(size=(8, 5)) for _ in range(2)]
+  mask = np.arange(5) < np.arange(8)[:, None]
+  split = jax.shard_map(
+      lambda *x: advantages.gae(*x, gae_lambda=0.9).advantages,
+      mesh=jax.make_mesh((8,), 'd', (jax.sharding.AxisType.Auto,)),
+      in_specs=(jax.P('d'),) * 3, out_specs=jax.P('d'))
+  np.testing.assert_allclose(
+      split(*rows, mask),
+      advantages.gae(*rows, mask, gae_lambda=0.9).advantages, rtol=1e-5)

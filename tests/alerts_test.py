@@ -75,3 +75,12 @@ def test_steps_are_said_as_ranges():
   assert alerts.format_steps([9, 3, 4, 5]) == 'steps 3-5, 9'
   assert alerts.format_steps([3]) == 'step 3'
   assert alerts.format_steps([3, 4]) == 'steps 3-4'
+
+
+def test_groups_that_need_not_be_mixed_are_no_problem():
+  line = {alerts.STEP: 1, 'data/frac_group_mixed': 0, 'data/group_size/mean': 6}
+  assert alerts.history([line])
+  assert not alerts.history([line | {'data/group_size/mean': 1}])  # as in PPO
+  flat = {'critic/advantages/max': 1e-7, 'critic/advantages/min': -1e-7}
+  assert alerts.history([line | flat])
+  assert not alerts.history([line | flat | {'critic/advantages/max': 0.4}])

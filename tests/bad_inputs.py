@@ -587,6 +587,11 @@ JOBS = (
     _row('grpo:qwen2.5-7b --plan --config.plan.devices=h100-8 '
          '--config.mesh.expert=2', 'mesh.expert must be 1',
          device=True),
+    _row('grpo:smoke "--config.evaluate.decodings=(\'sampled\',)" '
+         '--config.evaluate.every=1', "evaluate.decodings must have 'greedy'"),
+    _row('grpo:smoke --config.rollout.top_p=.9 --config.rollout.truncation='
+         'renormalise --config.train.max_staleness=1', 'rollout.top_k, top_p',
+         'an earlier policy'),
     _row('sft --plan --config.learner.pack_length=0', 'learner.pack_length'),
     _row('tiny_encoder --plan', 'has neither a learner nor a rollout'),
 )

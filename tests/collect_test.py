@@ -232,3 +232,11 @@ def test_progress_survives_json():
   assert progress.surplus
   record = json.loads(json.dumps(progress.to_json()))
   assert collect.Progress.from_json(record) == progress
+
+
+def test_a_question_that_occurs_again_is_asked_for_other_samples():
+  a, b = (Question(uid, '?', ('x',)) for uid in 'ab')
+  requests = collect.requests([a, b, a], 2)
+  assert [(r.question.uid, r.sample, r.group) for r in requests] == [
+      ('a', 0, 0), ('a', 1, 0), ('b', 0, 1), ('b', 1, 1), ('a', 2, 2),
+      ('a', 3, 2)]

@@ -89,6 +89,8 @@ def test_groups_can_be_given_whole():
   assert config.data.to_dict() == dict(mix=(), names=('b', 'c'), empty=())
   assert config.deep.to_dict() == dict(
       learning_rate=1.0, inner=dict(learning_rate=3.0))
+  config = assigned(tree(), "search={'options': {'new': {'k': 2}}}")
+  assert config.search.options.to_dict() == {'new': {'k': 2}}
 
 
 @pytest.mark.parametrize('argument, sentence', [

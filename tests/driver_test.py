@@ -569,3 +569,10 @@ def test_ids_never_change_between_turns(cases):
   cached = (engine.prefilled_tokens + engine.copied_tokens +
             engine.decoded_tokens)
   assert cached == fed  # nothing is ever prefilled again
+
+
+def test_a_dialogue_that_returns_no_action_is_told():
+  broken = dataclasses.replace(DIALOGUE, parse=lambda text: None)
+  with pytest.raises(ValueError, match='must return an Action, but returned '
+                     "None for the turn '<answer> lake </answer>'"):
+    rollout({('u', 0): [answer('lake')]}, dialogue=broken)

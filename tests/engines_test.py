@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """engines: one contract for every engine; engines over engines; records."""
 
+import sys
+
 import faulty
 import ml_collections
 import pytest
@@ -280,3 +282,12 @@ def test_traits_of_an_engine_over_others_count_beside_theirs():
   assert spec.rows_on_devices(1e9, 1) == {'mine': 5.0}
   both = engines.parse('fusion', dict(engines=(part, part)))
   assert both.deadline_secs(4) == 7  # at the same time
+
+
+@pytest.mark.parametrize('make', [
+    lambda: None, lambda *, url: None, lambda **options: None])
+def test_an_engine_takes_the_corpus_first(make, monkeypatch):
+  monkeypatch.setattr(sys.modules[__name__], 'corpusless', make, raising=False)
+  with pytest.raises(ValueError, match="the function of 'engines_test:corpusl"
+                     "ess' must take the corpus first"):
+    engines.check(engines.parse('engines_test:corpusless', {'url': 'x'}))

@@ -128,3 +128,13 @@ def test_a_record_that_lacks_something_is_named(record, words, tmp_path):
   with pytest.raises(ValueError, match=f'x.jsonl, line 1 {words}' if (
       'what' in words) else words):
     questions.read(written(tmp_path / 'x.jsonl', record))
+
+
+def test_a_single_text_of_a_form_is_one_answer(monkeypatch, tmp_path):
+  form = forms.Form(name='one', question='ask', ids='nr', others='short',
+                    golds=lambda record: record['short'])
+  assert form.columns == ('ask', 'nr', 'short')
+  monkeypatch.setattr(forms, 'FORMS', [form])
+  question, = questions.read(written(
+      tmp_path / 'x.jsonl', {'ask': 'Where?', 'nr': 3, 'short': 'Paris'}))
+  assert question.answers == ('Paris',)

@@ -499,3 +499,13 @@ def test_a_model_that_does_not_split_over_the_mesh_is_refused(params):
   with pytest.raises(ValueError, match='dimension 0 .vocab. is 92 and the mesh '
                                        'has tensor=8'):
     learner.init(cut)
+
+
+def test_a_metric_that_micro_batches_would_add_up_is_refused(batch, params):
+  def loss(output, batch, advantages):
+    terms, metrics = ALGORITHM.loss(output, batch, advantages)
+    return terms, metrics | {'own/number': jnp.float32(1)}
+
+  learner = make(algorithm=dataclasses.replace(ALGORITHM, loss=loss))
+  with pytest.raises(ValueError, match="be searchrl.masked.Mean, but 'own/num"):
+    update(learner, learner.init(params), batch)

@@ -94,3 +94,12 @@ def test_an_objective_has_the_terms_of_its_regularizer():
   assert terms(kl_coef=0.1, kl_estimator='k1', entropy_coef=0.2,
                aggregation='sequence_sum') == {
                    'policy': (1, 3), 'kl': (0.1, -2), 'entropy': (-0.2, 8)}
+
+
+def test_a_recipe_may_pass_options_on():
+  @objective.regularized(kl_coef=0.1)
+  def passes(regularizer, **options):
+    return regularizer.kl_coef, options
+
+  assert passes(kl_coef=0.2, clip_high=0.3) == (0.2, {'clip_high': 0.3})
+  assert [*inspect.signature(passes).parameters] == ['kl_coef', 'options']

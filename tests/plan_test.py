@@ -700,3 +700,14 @@ def test_an_estimate_is_close_to_the_compilers_figure(recipe, on, changes):
   made.plan.compile = False
   estimate = memory_plan.make(made).update.bytes / GIB
   assert estimate == pytest.approx(figure, rel=.1)
+
+
+@pytest.mark.parametrize('text', ['', 'qwen2.5-7b'])
+def test_a_plan_takes_another_engine_as_a_run_does(text, capsys):
+  made = grpo.get_config(text)
+  made.search.engine = 'bm25'  # without an encoder, the default's option
+  made.plan.compile = False
+  made.plan.devices = 'h200-8'
+  made.rollout.max_num_seqs = 80
+  plan.run(made, '')
+  assert 'billion parameters on 8 x h200' in capsys.readouterr().out

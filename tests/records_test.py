@@ -80,3 +80,12 @@ def test_records_are_written_as_json_and_not_into_files(tmp_path):
   records.write(tmp_path / 'file', [trajectory])
   plain, = records.read(tmp_path / 'file')
   assert plain == trajectory and plain.routing == ()
+
+
+def test_fields_that_an_older_record_lacks_have_their_defaults():
+  record = records.to_json(TRAJECTORY)
+  for turn in record['turns']:
+    for name in ('observation_tokens', 'passages', 'lead_tokens', 'text'):
+      del turn[name]
+  for turn in records.from_json(record).turns:
+    assert turn.observation_tokens == turn.passages == turn.lead_tokens == ()

@@ -298,6 +298,16 @@ def test_a_damaged_file_of_trajectories_is_named(tmp_path, tokenizer):
     rendered([run])
 
 
+def test_a_damaged_file_of_what_was_learned_is_named(tmp_path, tokenizer):
+  write_run(tmp_path, tokenizer)
+  file = tmp_path / 'learned' / 'step_000001.jsonl.gz'
+  file.parent.mkdir(exist_ok=True)
+  file.write_bytes(b'no gzip')
+  run, = reading.runs([str(tmp_path)])
+  with pytest.raises(ValueError, match=f'{file} must be a whole file'):
+    rendered([run])
+
+
 def test_runs_may_be_below_a_folder_named_evaluation(tmp_path, tokenizer):
   folder = tmp_path / 'evaluation' / 'runs'
   write_run(folder / 'mine', tokenizer)

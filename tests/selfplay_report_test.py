@@ -4,6 +4,7 @@
 
 import json
 
+from searchrl.papers.dr_zero import selfplay
 from searchrl.papers.dr_zero import selfplay_report
 from searchrl.runtime import metrics
 
@@ -63,3 +64,13 @@ def test_a_proposer_that_was_not_trained_has_no_curve(tmp_path):
   assert '1  proposer      0' in text
   assert 'No evaluation set' in text and 'Alarms\n\nnone' in text
   assert (tmp_path / 'curve.png').stat().st_size > 0
+
+
+def test_a_shorter_game_keeps_the_iterations_of_a_longer_one(tmp_path):
+  assert selfplay._finished(tmp_path, 2) == 2
+  for number in (2, 3, 5):  # 4 is not finished
+    solver = tmp_path / f'iteration_{number}' / 'solver'
+    solver.mkdir(parents=True)
+    (solver / 'summary.txt').touch()
+  assert selfplay._finished(tmp_path, 1) == 3
+  assert selfplay._finished(tmp_path, 4) == 5

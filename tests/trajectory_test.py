@@ -165,6 +165,9 @@ def test_rows_of_an_earlier_policy_are_flagged():
     ([made()], dict(group_ids=[]), 'one entry a trajectory, 1, but has 0'),
     ([made(stop_reason=None)], {}, "'q', sample 0, has no stop_reason"),
     ([made(reward=None)], {}, "'q', sample 0, has no reward"),
+    ([made(turns=(dataclasses.replace(
+        SEARCH, action_logprobs=SEARCH.action_logprobs[:-1]), ANSWER))], {},
+     "'q', sample 0, has action_logprobs that are not one per action token"),
 ])
 def test_what_cannot_be_packed_is_named(trajectories, options, message):
   with pytest.raises(ValueError, match=message):

@@ -109,3 +109,22 @@ def test_a_note_that_became_another_is_refused(tmp_path):
   workdir.note(tmp_path, 'search', {'index': {'count': 4}}, allow_changes=True)
   assert json.loads((tmp_path / 'search.json').read_text()) == {
       'index': {'count': 4}}
+
+
+def test_a_text_that_became_empty_is_a_change(tmp_path):
+  workdir.prepare(tmp_path, dict(dtype='auto'))
+  with pytest.raises(ValueError, match="another config: dtype: 'auto' -> ''"):
+    workdir.prepare(tmp_path, dict(dtype=''))
+
+
+def test_many_changes_are_counted(tmp_path):
+  workdir.prepare(tmp_path, {f'a{n:02}': 0 for n in range(25)})
+  with pytest.raises(ValueError, match='a19: 0 -> 1; and 5 more. Use'):
+    workdir.prepare(tmp_path, {f'a{n:02}': 1 for n in range(25)})
+
+
+@pytest.mark.parametrize('content', [b'', b'{', b'[]', b'\xff'])
+def test_a_damaged_config_is_named(content, tmp_path):
+  (tmp_path / 'config.json').write_bytes(content)
+  with pytest.raises(ValueError, match='config.json must be the JSON object'):
+    workdir.read_config(tmp_path)

@@ -38,7 +38,7 @@ class Form:
   @property
   def columns(self) -> tuple[str, ...]:
     """Names of all columns that are read."""
-    return self.question, self.ids, *self.others
+    return self.question, self.ids, *_listed(self.others)
 
   def convert(self, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the record with the keys of FlashRAG's jsonl."""
@@ -50,8 +50,14 @@ class Form:
     return {'id': digest if uid in (None, '') else uid,
             'question': text + ''.join(choices),
             'golden_answers': [
-                gold for gold in self.golds(record) if gold not in (None, '')],
+                gold for gold in _listed(self.golds(record))
+                if gold not in (None, '')],
             'data_source': self.name}
+
+
+def _listed(texts: str | Sequence[str]) -> Sequence[str]:
+  """Returns several texts as they are, and a single text in a list."""
+  return [texts] if isinstance(texts, str) else texts
 
 
 def _decrypted(record: Mapping[str, Any]) -> dict[str, Any]:

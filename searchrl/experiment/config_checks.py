@@ -178,7 +178,12 @@ def check_learner(config, algorithm: algorithms.Algorithm) -> None:
   A warm-up that is longer than the run is legal, but gives a warning.
   """
   staleness, apart = config.train.max_staleness, config.train.rollout_devices
+  evaluate = config.evaluate
   _refuse(
+      (evaluate.every and 'greedy' not in evaluate.decodings,
+       "evaluate.decodings must have 'greedy', by which runs are validated "
+       f'(evaluate.every={evaluate.every}), but is '
+       f'{tuple(evaluate.decodings)}. Add it, or set evaluate.every to 0.'),
       # Stale samples are those of an earlier policy.
       (staleness and algorithm.one_update,
        'train.max_staleness must be 0 for an algorithm without an importance '

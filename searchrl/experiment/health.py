@@ -19,12 +19,11 @@ from searchrl.experiment import guards
 from searchrl.experiment import rollbacks
 from searchrl.rl import algorithms
 from searchrl.rollouts.collect import Progress
+from searchrl.runtime import alerts
 from searchrl.runtime import metrics
 from searchrl.runtime import processes
 from searchrl.runtime import watchdog
 
-# Difference of advantages that rounding can cause where all rewards are equal.
-_ROUNDING = 1e-3
 DURING = 'step_'  # prefix of the folders of evaluations during training
 Validate = Callable[[Any, int], float | None]  # state, step -> a score
 
@@ -68,9 +67,7 @@ class Health:
     Every `train.warn_after` silent steps, it prints a warning.
     """
     if algorithm.min_group_size > 1:
-      silent = values['data/frac_group_mixed'] == 0 and (
-          values.get('critic/advantages/max', 0)
-          - values.get('critic/advantages/min', 0) < _ROUNDING)
+      silent = values['data/frac_group_mixed'] == 0 and alerts.is_flat(values)
     else:  # the algorithm has no group baseline
       silent = values['critic/score/max'] == values['critic/score/min']
     steps = progress.silent_steps + 1 if silent else 0

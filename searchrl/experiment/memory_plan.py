@@ -311,10 +311,11 @@ def resolved(config) -> Any:
   if shipped_shapes.has_tokenizer(config.model.path or str(policy.TINY_BASE)):
     return model_defaults.resolved(
         config, trains=trains, devices=config.plan.devices)
+  config = copy.deepcopy(config)
+  model_defaults.set_engine(config, None)
   if not trains and config.plan.devices and (
       'rollout.max_num_seqs' in dict(rules.unset(config))):
     copies = _trial(config)[2] // config.rollout.tensor
-    config = copy.deepcopy(config)
     config.rollout.max_num_seqs = model_defaults.SLOTS * copies
   return config
 

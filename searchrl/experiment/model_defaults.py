@@ -87,7 +87,7 @@ def resolved(config, folder: pathlib.Path | None = None, *,
       be read.
   """
   config = copy.deepcopy(config)
-  _set_engine(config, folder)
+  set_engine(config, folder)
   names = (*SAMPLING, *(TRAINING if trains else ()))
   unset = {name: field for name, field in rules.unset(config) if name in names}
   measured = {*unset} - {_TENSOR}
@@ -187,7 +187,7 @@ def named_dialogue(config, folder: pathlib.Path) -> str:
   return model_folders.default_dialogue(path, tokenizer)
 
 
-def _set_engine(config, folder: pathlib.Path | None) -> None:
+def set_engine(config, folder: pathlib.Path | None) -> None:
   """Makes BM25 the default engine of a corpus file.
 
   A run that was started before keeps its recorded engine. The options of the

@@ -139,9 +139,9 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
       sampled answers have. None: temperature 1, and all tokens.
     bind: Function that adds other tools to an engine; see `toolsets.binder`.
   """
-  drawn = {} if rollout is None else dict(drawing=dict(
+  drawing: dict[str, Any] = {'temperature': 1.0} if rollout is None else dict(
       temperature=rollout.temperature, truncation=sampling.Truncation(
-          rollout.top_k, rollout.top_p, rollout.min_p)))
+          rollout.top_k, rollout.top_p, rollout.min_p))
 
   def few(dataset: datasets.Dataset) -> datasets.Dataset:
     return dataclasses.replace(
@@ -149,7 +149,8 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
 
   return [
       evaluator.EvalCase(dataset if decoding == 'greedy' else few(dataset),
-                         name, search, decoding, score=options.score, **drawn)
+                         name, search, decoding, score=options.score,
+                         drawing=drawing)
       for name, other in through.items()
       for dataset, search in zip(
           sets, engines(other, sets, seed=seed, bind=bind))

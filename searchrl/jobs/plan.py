@@ -31,8 +31,8 @@ def run(config, workdir: str) -> None:
   """
   del workdir  # nothing is written
   config = _with_engine(config)
-  config_checks.check(config)
   config = memory_plan.resolved(config)
+  config_checks.check(config)
   parts = build.beside_job(config, 'phases') or build.beside_job(
       config, 'trainings')
   for part in parts.values():

@@ -215,7 +215,8 @@ def gae(
              jnp.where(here, reward + gamma * mixed, next_return))
     return later, jnp.where(here, later[1], 0)
 
-  nothing = jnp.zeros(len(values), dtype)
+  # Zeros that vary over the devices of a shard_map as the columns do.
+  nothing = jnp.where(loss_mask.any(1), jnp.zeros((), dtype), 0)
   columns = jax.tree.map(jnp.transpose, (rewards, values, loss_mask))
   _, result = jax.lax.scan(earlier, (nothing, nothing), columns, reverse=True)
   return Estimate(result.T - values, result.T)
@@ -370,16 +371,18 @@ def _check_one_a_row(rewards, loss_mask):
 
 
 def _check_rewards(rewards, member):
-  """Raises a ValueError if a row in a baseline has a NaN reward.
+  """Raises a ValueError if the reward of a row in a baseline is not finite.
 
   It does nothing inside jit.
   """
   if any(isinstance(x, jax.core.Tracer) for x in (rewards, member)):
     return
-  for row in np.flatnonzero(np.isnan(rewards) & np.asarray(member))[:1]:
+  rewards = np.asarray(rewards)
+  for row in np.flatnonzero(~np.isfinite(rewards) & np.asarray(member))[:1]:
+    value = 'NaN' if np.isnan(rewards[row]) else rewards[row]
     raise ValueError(
-        f'rewards must be numbers, but that of row {row} is NaN. Correct it, '
-        'or take the row out by in_baseline.')
+        f'rewards must be finite numbers, but that of row {row} is {value}. '
+        'Correct it, or take the row out by in_baseline.')
 
 
 def _check_range(group_ids, num_groups):

@@ -134,8 +134,10 @@ def regularized(**defaults) -> Callable:
                 for name, default in defaults.items()}
       return recipe(Regularizer(**fields), **options)
 
+    named = sorted(parameters + shared, key=lambda parameter: (
+        parameter.kind == parameter.VAR_KEYWORD))
     build.__signature__ = inspect.Signature(
-        parameters + shared, return_annotation=Algorithm)
+        named, return_annotation=Algorithm)
     return build
 
   return flat

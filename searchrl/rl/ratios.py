@@ -12,7 +12,8 @@ between the two. All functions share these conventions:
                 anything, and have ratio 1.
 
 Shapes that differ and options out of range raise a ValueError. Log ratios are
-clipped to 20 nats only to keep ratios finite.
+clipped to 20 nats only to keep ratios finite. In float16, ratios above 65,504,
+or 11 nats, are infinite all the same: use bfloat16 or float32.
 """
 
 import jax

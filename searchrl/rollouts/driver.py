@@ -26,7 +26,7 @@ from searchrl.rollouts.unfinished import Unfinished
 from searchrl.runtime import option_rules
 from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (
-    Query, Request, SearchError, SearchFn, StopReason, ToolCall, ToolResult,
+    Action, Query, Request, SearchError, SearchFn, StopReason, ToolCall, ToolResult,
     Trajectory, Turn)
 
 SEARCH_ORDERS = ('deterministic', 'arrival')
@@ -337,6 +337,10 @@ class _Slots:
     is_asked = entry.lead and not entry.opens_context
     action = (context_rules.summary(self.dialogue, text) if is_asked
               else self.dialogue.parse(text))
+    if not isinstance(action, Action):
+      raise ValueError(
+          'parse of the dialogue must return an Action, but returned '
+          f'{action!r} for the turn {text!r}.')
     turn = Turn(stopped.tokens, stopped.logprobs, action, text=text)
     if entry.lead:
       turn = dataclasses.replace(

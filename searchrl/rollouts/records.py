@@ -48,9 +48,10 @@ def from_json(record: dict[str, Any]) -> Trajectory:
           'action_logprobs': tuple(turn['action_logprobs']),
           'action': Action(**turn['action'] | {
               'texts': tuple(turn['action']['texts'])}),
-          'observation_tokens': tuple(turn['observation_tokens']),
+          'observation_tokens': tuple(turn.get('observation_tokens', ())),
           'lead_tokens': tuple(turn.get('lead_tokens', ())),
-          'passages': tuple(Passage(**p) for p in turn['passages'])})
+          'passages': tuple(
+              Passage(**p) for p in turn.get('passages', ()))})
       for turn in record['turns'])
   error, turn_rewards = record.get('search_error'), record.get('turn_rewards')
   return Trajectory(**record | {

@@ -18,6 +18,7 @@ import numpy as np
 from searchrl.runtime.metrics import STEP
 
 _FEW = 5  # steps that a mean is over, and the fewest for a median
+_ROUNDING = 1e-3  # difference of advantages where all rewards are equal
 Line = Mapping[str, float]  # the metrics of one training step
 Past = Float[np.ndarray, 'N']  # one metric in the earlier steps, in order
 
@@ -34,6 +35,8 @@ class Rule:
   is_late: bool = False  # whether the policy may have failed some steps earlier
   is_of_time: bool = False  # whether it is a time, which differs by machine
   is_fatal: bool = False  # whether nothing from the step can be kept
+  # Function that says for a step's metrics whether the rule is about the step.
+  applies: Callable[[Line], bool] = lambda line: True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,23 @@ def _in_a_row(now: float, before: Past, limit: float) -> bool:
   """Returns whether the metric was 1 in each of the last `limit` steps."""
   last = [*before, now][-int(limit):]
   return len(last) >= limit and min(last) == 1
+
+
+def _has_no_advantage(line: Line) -> bool:
+  """Returns whether groups have several samples, and all advantages are 0.
+
+  Without groups, as in PPO, no group can have outcomes that differ.
+  """
+  return line.get('data/group_size/mean', 2) > 1 and is_flat(line)
+
+
+def is_flat(line: Line) -> bool:
+  """Returns whether a step's advantages are alike, up to rounding.
+
+  It is True for a step without advantages, such as one before its update.
+  """
+  return (line.get('critic/advantages/max', 0)
+          - line.get('critic/advantages/min', 0)) < _ROUNDING
 
 
 RULES = {
@@ -135,7 +155,8 @@ RULES = {
         'search/empty_rate', _above, 0.5, sampled=True),
     'unmixed': Rule(
         'no group had outcomes that differ, so nothing was learned',
-        'data/frac_group_mixed', _at_most, 0, sampled=True),
+        'data/frac_group_mixed', _at_most, 0, sampled=True,
+        applies=_has_no_advantage),
     'slow_step': Rule(
         'the step took {limit:g} times the median', 'timing_s/step',
         _far_above_median, 5, is_of_time=True),
@@ -157,7 +178,7 @@ def of_step(lines: Sequence[Line], limits: Mapping[str, float] | None = None
   alerts = []
   for name, limit in (default_limits() if limits is None else limits).items():
     rule = RULES[name]
-    steps, values = _values(lines, rule.metric)
+    steps, values = _values(lines, rule)
     if steps[-1:] == [len(lines) - 1] and rule.broken(
         values[-1], values[:-1], limit):
       alerts.append(Alert(name, rule.text.format(limit=limit)))
@@ -178,7 +199,7 @@ def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:
   problems = {f'{name} is not a finite number': steps
               for name, steps in _not_finite(lines).items()}
   for rule in RULES.values():
-    steps, values = _values(lines, rule.metric)
+    steps, values = _values(lines, rule)
     broken = [int(lines[step][STEP]) for n, step in enumerate(steps)
               if rule.broken(values[n], values[:n], rule.limit)]
     if broken:
@@ -186,9 +207,13 @@ def history(lines: Sequence[Line]) -> list[tuple[str, list[int]]]:
   return list(problems.items())
 
 
-def _values(lines: Sequence[Line], metric: str) -> tuple[list[int], Past]:
-  """Returns a metric's finite values and the indices of their lines."""
-  values = np.array([line.get(metric, math.nan) for line in lines], float)
+def _values(lines: Sequence[Line], rule: Rule) -> tuple[list[int], Past]:
+  """Returns the finite values of a rule's metric, and their lines' indices.
+
+  Lines to which the rule does not apply are left out.
+  """
+  values = np.array([line.get(rule.metric, math.nan) if rule.applies(line)
+                     else math.nan for line in lines], float)
   where = np.isfinite(values)
   return np.flatnonzero(where).tolist(), values[where]
 

@@ -77,7 +77,10 @@ def assign(config: config_dict.ConfigDict, settings: Settings, file: str
     ValueError: There is no such field, a text is not of the field's type, or a
       tuple has several texts.
   """
-  has_all = all(_group_of(config, field) is not None for field in settings)
+  groups = {field: _group_of(config, field) for field in settings}
+  has_all = all(group is not None and not isinstance(
+      group[field.rpartition('.')[2]], config_dict.ConfigDict)
+                for field, group in groups.items())
   added = {} if has_all else add_keywords(config, settings)
   for field, texts in settings.items():
     _set(config, field, texts, file)
@@ -185,7 +188,7 @@ def _set(config: config_dict.ConfigDict, field: str,
     rule = {field: rule for field, _, rule in fields(group)}[name]
     _check_tuple(field, old, new, texts, bool(rule) and rule.nests)
   if isinstance(new, dict) and not _FREE.search(field):
-    for key, value in leaves(new):
+    for key, value in new.items():
       _set(config, f'{field}.{key}', [str(value)], file)
   else:
     group[name] = new

@@ -23,6 +23,7 @@ from searchrl.runtime import folder_lock
 from searchrl.runtime import processes
 
 CONFIG = 'config.json'
+_CHANGES = 20  # largest number of changed fields that an error lists
 
 _PACKAGES = ('searchrl', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint',
              'numpy', 'transformers', 'tokenizers')
@@ -148,8 +149,18 @@ def read_config(folder: str | pathlib.Path) -> dict[str, Any]:
 
   Raises:
     FileNotFoundError: The directory has no config.json.
+    ValueError: The file is damaged.
   """
-  return json.loads((pathlib.Path(folder) / CONFIG).read_text())
+  file = pathlib.Path(folder) / CONFIG
+  try:
+    config = json.loads(file.read_text())
+    if not isinstance(config, dict):
+      raise ValueError(f'it holds {type(config).__name__}')
+  except ValueError as error:  # also of JSON and UTF-8
+    raise ValueError(
+        f'{file} must be the JSON object that a run writes, but is not: '
+        f'{error}. Restore it, or use another folder.') from error
+  return config
 
 
 def note(folder: str | pathlib.Path, name: str, facts: Any, *,
@@ -231,6 +242,8 @@ def _check_same(folder: pathlib.Path, difference: str, past: dict[str, Any],
   changes = [f'{name}: {before.get(name)!r} -> {after.get(name)!r}'
              for name in sorted({*before, *after} - {*free})
              if not _is_same(before.get(name), after.get(name), folder)]
+  more = len(changes) - _CHANGES
+  changes[_CHANGES:] = [f'and {more} more'] if more > 0 else []
   if changes:
     raise ValueError(
         f'{folder} holds a run {difference}: {"; ".join(changes)}. Use another '
@@ -246,7 +259,9 @@ def _is_same(before: Any, after: Any, folder: pathlib.Path) -> bool:
   if before == after or not isinstance(before, str) or not isinstance(
       after, str):
     return before == after
-  if before and after and os.path.abspath(before) == os.path.abspath(after):
+  if not before or not after:
+    return False
+  if os.path.abspath(before) == os.path.abspath(after):
     return True
   places = [os.path.relpath(after, above) for above in (
       folder.parent, folder.parent.parent)]

@@ -196,8 +196,14 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
 
 def check(spec: Spec) -> None:
   """Raises a ValueError if an option is unknown or missing."""
-  _, *parameters = inspect.signature(spec.engine.make).parameters.values()
-  parameters = [p for p in parameters
+  signature = inspect.signature(spec.engine.make)
+  first = next(iter(signature.parameters.values()), None)
+  if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+    raise ValueError(
+        f'the function of {spec.name!r} must take the corpus first, which is '
+        f'None for an engine that needs none, but its arguments are '
+        f'{signature}. Begin them with corpus.')
+  parameters = [p for p in [*signature.parameters.values()][1:]
                 if p.name not in builtin_engines.FROM_THE_RUN]
   takes, inner = spec.engine.takes, [*filter(None, [spec.engine.inner])]
   legal = [*inner, *(takes(spec.options) if callable(takes) else takes or (

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of experts, and metrics of optimiser steps as numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +21,20 @@ def numbers(metrics: dict[str, Any]) -> dict[str, float]:
   return {name: float(x.total / x.count if isinstance(x, Mean) else x)
           for name, x in metrics.items()
           if not isinstance(x, Mean) or x.count}
+
+
+def check(metrics: Mapping[str, Any]) -> None:
+  """Raises a ValueError for a metric of a loss that is not a Mean.
+
+  Micro-batches add up their totals and counts. A sum of numbers would depend on
+  how many micro-batches there are.
+  """
+  for name, value in metrics.items():
+    if not isinstance(value, Mean):
+      raise ValueError(
+          f'the metrics of a loss must be searchrl.masked.Mean, but {name!r} is '
+          f'{type(value).__name__}. Give Mean.of(x, mask), or Mean(total, '
+          'count).')
 
 
 def means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -420,6 +420,7 @@ class TrainStep:
     batch, advantages = packing.unpack(
         (micro.batch, micro.advantages), layout, self.length)
     terms, metrics = self.algorithm.loss(output, batch, advantages)
+    step_metrics.check(metrics)
     if load is not None:
       balance = step_metrics.of_experts(load)
       metrics = metrics | balance

@@ -221,11 +221,21 @@ def _count(file: pathlib.Path) -> int:
         f'not: {error}. Move it away, and make the report again.') from error
 
 
+def _learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
+  """Returns `records.read_learned`, or a ValueError that names the file."""
+  try:
+    return records.read_learned(file)
+  except (EOFError, OSError, zlib.error, ValueError) as error:
+    raise ValueError(
+        f'{file} must be a whole file, gzipped jsonl, but is not: {error}. Move '
+        'it away, and make the report again.') from error
+
+
 def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
             ) -> Iterator[Entry]:
   for file in files:
     if file.parent.name == 'trajectories':
-      learned = records.read_learned(run.folder / 'learned' / file.name)
+      learned = _learned(run.folder / 'learned' / file.name)
       for trajectory in records.read(file):
         yield Entry(run, where, trajectory.question.data_source, trajectory,
                     trajectory.reward,

@@ -61,8 +61,16 @@ def run(config, workdir: str) -> None:
   for number in range(1, config.selfplay.iterations + 1):
     iterations.iterate(number)
   processes.on_first('summary', lambda: processes.say(
-      report.finish(folder, config.selfplay.iterations, f'seed {config.seed}'),
+      report.finish(folder, _finished(folder, config.selfplay.iterations),
+                    f'seed {config.seed}'),
       file=sys.stdout))
+
+
+def _finished(folder: pathlib.Path, iterations: int) -> int:
+  """Returns the number of iterations, with those of an earlier, longer game."""
+  while (folder / f'iteration_{iterations + 1}/solver/summary.txt').exists():
+    iterations += 1
+  return iterations
 
 
 def trainings(config) -> dict[str, Any]:
