@@ -14,6 +14,7 @@ from searchrl.papers.zerosearch import documents
 from searchrl.papers.zerosearch.simulator_prompts import Prompts
 from searchrl.search import engine_wrappers
 from searchrl.search import engines
+from searchrl.search.remote.wire import Malformed
 from searchrl.trajectory import Query, SearchError
 
 PROMPTS = Prompts('Useful: {query} {ground_truth}', 'Noisy: {query}')
@@ -176,3 +177,15 @@ def test_a_run_waits_for_a_server_that_comes_back(capsys):
 def test_bad_options_are_refused_by_name(options, message):
   with pytest.raises(ValueError, match=message):
     writer('http://127.0.0.1:1/v1', **options)
+
+
+@pytest.mark.parametrize('content', [' ', '', None, 'Doc'])
+def test_any_completion_says_that_a_server_answers(content):
+  body = json.dumps({'choices': [{'message': {'content': content}}]}).encode()
+  assert completions.read_any(body) == ('', 0)
+
+
+@pytest.mark.parametrize('body', [b'{}', b'{"choices": []}', b'{"error": 1}'])
+def test_what_is_no_completion_is_no_answer(body):
+  with pytest.raises(Malformed):
+    completions.read_any(body)

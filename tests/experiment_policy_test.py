@@ -180,3 +180,13 @@ def test_a_run_is_judged_through_its_own_engine(tmp_path):
       'search': {'engine': 'dense', 'options': {'encoder': 'tiny_e5'}}}))
   assert past_runs.search_of_run(str(tmp_path)) == (
       'dense', {'encoder': 'tiny_e5'})
+
+
+def test_processes_with_other_weights_are_refused(tmp_path, monkeypatch):
+  (tmp_path / 'model.safetensors').write_bytes(b'stale')
+  other = json.dumps({'model.safetensors': 'fresh'}).encode()
+  monkeypatch.setattr(policy.processes, 'count', lambda: 2)
+  monkeypatch.setattr(policy.processes, 'exchange',
+                      lambda tag, data: [data, other])
+  with pytest.raises(ValueError, match='model must be alike on all processes'):
+    policy.check_alike(str(tmp_path))

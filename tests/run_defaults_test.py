@@ -7,11 +7,14 @@ import shutil
 
 from configs import ask as ask_config
 from configs import evaluate as evaluate_config
+from configs import export as export_config
 from configs import grpo
 from configs import predict as predict_config
+from configs import sft
 import pytest
 
 from searchrl.experiment import run_defaults
+from searchrl.jobs import export
 
 CHECKPOINT = pathlib.Path(__file__).parent / 'golden' / 'checkpoint'
 SEARCH_R1 = 'searchrl.agent.dialogue:search_r1'
@@ -120,3 +123,22 @@ def test_a_run_is_not_judged_in_its_own_world(run):
   config.evaluate.worlds.world_seed = 102
   run_defaults.judge_on_own_data(config, folder)
   assert config.data.evaluate == ''
+
+
+@pytest.mark.parametrize('job', [
+    lambda run: run_defaults.complete(
+        predict_config.get_config(), run, 'evaluate.run'),
+    lambda run: export.run(_exported(run), f'{run}/out')])
+def test_a_run_of_tuning_names_its_model(job, tmp_path):
+  shutil.copytree(CHECKPOINT, tmp_path / 'checkpoints')
+  (tmp_path / 'config.json').write_text(sft.get_config('smoke').to_json())
+  with pytest.raises(ValueError, match='must be a run that trained with roll.*'
+                     f'searchrl.jobs.finetune:run.*{tmp_path}/model'):
+    job(str(tmp_path))
+  assert not (tmp_path / 'out').exists()
+
+
+def _exported(run):
+  config = export_config.get_config()
+  config.export.run = run
+  return config

@@ -195,3 +195,20 @@ def test_bad_options_are_named(data, tmp_path):
   config.demonstrations.source = 'nobody'
   with pytest.raises(ValueError, match='source must be'):
     demonstrate.run(config, str(tmp_path / 'run'))
+
+
+def test_a_reply_without_a_text_is_an_empty_turn():
+  body = json.dumps({'choices': [{'message': {
+      'role': 'assistant', 'content': None}, 'finish_reason': 'length'}]})
+  assert served_teacher.read_turn(body.encode()) == ('', True)
+
+
+@pytest.mark.parametrize('options, words', [
+    (dict(deadline_secs=0), 'teacher.deadline_secs must be above 0'),
+    (dict(tries='3'), "teacher.tries must be a number, but is '3'"),
+    (dict(retry=2), "teacher may have deadline_secs, .*but 'retry' is given"),
+    (dict(token_env='NOT_SET'), 'teacher.token_env must name')])
+def test_options_are_named_by_the_group_that_has_them(options, words):
+  with pytest.raises(ValueError, match=words):
+    served_teacher.connection(
+        'http://127.0.0.1:1/v1', 'teacher.url', **dict(token_env='') | options)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tokenizers as raw_tokenizers
+import transformers
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tokenizer as tokenizers
@@ -188,15 +189,31 @@ def test_a_stop_string_is_found_in_every_kind_of_pieces():
     assert hits[-1] and not any(hits[:-1])
 
 
-def test_a_fast_tokenizer_that_cannot_split_is_refused(monkeypatch):
+def test_a_fast_tokenizer_that_cannot_split_gets_a_name_in_two(monkeypatch):
   tokenizer = chats.sentence_piece()
   plain = type(tokenizer._fast).__call__
   monkeypatch.setattr(
       type(tokenizer._fast), '__call__',
       lambda self, texts, split_special_tokens=False, **options: plain(
           self, texts, **options))
-  with pytest.raises(ValueError, match=r"encoding 'a</s>b' gave ids \[2\]"):
-    tokenizer.encode_data('a</s>b')
+  ids = tokenizer.encode_data('a</s>b</s></s>')
+  assert not tokenizer.special_ids & {*ids}
+  assert tokenizer.decode(ids) == 'a</s>b</s></s>'
+
+
+def test_the_name_of_a_special_piece_of_unigram_is_plain_text():
+  names = ['<unk>', '<s>', '</s>']  # pieces, too, as converters write them
+  made = raw_tokenizers.Tokenizer(raw_tokenizers.models.Unigram(
+      [(name, 0.0) for name in names] + [
+          (letter, -2.0) for letter in ' </s>ab'], unk_id=0))
+  made.add_special_tokens(names)
+  tokenizer = tokenizers.Tokenizer(transformers.PreTrainedTokenizerFast(
+      tokenizer_object=made, unk_token='<unk>', bos_token='<s>',
+      eos_token='</s>'))
+  ids = tokenizer.encode_data('a </s> b<s>')
+  assert not {1, 2} & {*ids}
+  assert ''.join(map(tokenizer.token, ids)) == 'a </s> b<s>'
+  assert tokenizer.encode('a</s>')[-1] == 2  # in a text of our own
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):

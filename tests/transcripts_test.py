@@ -71,6 +71,19 @@ def test_a_turn_of_weight_0_and_the_header_of_a_second_turn_are_only_read():
       '<answer> Paris </answer><|im_end|>')
 
 
+def test_the_last_turn_of_a_template_without_end_tokens_gets_one():
+  tokenizer = chats.qwen(
+      "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ '\n' }}"
+      "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}")
+  end = tokenizer.token(chat.last_id(tokenizer))
+  for said in ('Paris', f'Paris{end}'):
+    found = transcripts.of_messages(
+        [ASKS, SAYS, AGAIN, {'role': 'assistant', 'content': said}], tokenizer)
+    trained = [text for text, is_trained in texts(tokenizer, found)
+               if is_trained]
+    assert trained == ['the search for an answer\n', f'Paris\n{end}']
+
+
 @pytest.mark.parametrize('name', TOKENIZERS)
 def test_the_text_is_the_templates_in_every_family(name):
   tokenizer = TOKENIZERS[name]

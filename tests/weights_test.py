@@ -128,6 +128,25 @@ def test_the_keys_of_transformers_4_are_read_too(name, old, tmp_path):
   assert (new.rope_scaling is None) == (old['rope_scaling'] is None)
 
 
+@pytest.mark.parametrize('kind, is_read', [
+    ('llama3', True), ('yarn', False), ('linear', False)])
+def test_a_scaling_that_a_user_adds_counts(kind, is_read, tmp_path):
+  """transformers takes it, too, if `rope_parameters` stands beside it."""
+  folder = shutil.copytree(GOLDEN / 'qwen2_tied', tmp_path / 'model')
+  plain = weights.read_config(folder)
+  assert plain.rope_scaling is None
+  edit_config(folder, rope_scaling={
+      'rope_type': kind, 'factor': 8.0, 'low_freq_factor': 1.0,
+      'high_freq_factor': 4.0, 'original_max_position_embeddings': 32})
+  if is_read:
+    read = weights.read_config(folder)
+    assert read.rope_scaling.factor == 8.0
+    assert read.rope_theta == plain.rope_theta
+  else:
+    with pytest.raises(ValueError, match=f"rope_type .* is '{kind}'"):
+      weights.read_config(folder)
+
+
 # The fields of some public checkpoints' configs, as far as they are read.
 LLAMA_32_1B = dict(
     architectures=['LlamaForCausalLM'], attention_bias=False, head_dim=64,
@@ -432,3 +451,18 @@ def test_a_hub_id_may_name_a_revision(monkeypatch, path, name, revision):
 def test_what_is_no_hub_id_is_a_folder(monkeypatch, path):
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', None)
   assert weights.locate(path) == path
+
+
+@pytest.mark.parametrize('at', [0, 100, -1])
+def test_a_sketch_sees_either_end_of_each_file(at, tmp_path, monkeypatch):
+  monkeypatch.setattr(weights, '_END', 128)
+  data = bytearray(range(250)) * 2
+  for name in ('a.safetensors', 'b.safetensors'):
+    (tmp_path / name).write_bytes(data)
+  before = weights.sketch(tmp_path)
+  assert before == weights.sketch(tmp_path)
+  data[at] ^= 1
+  (tmp_path / 'b.safetensors').write_bytes(data)
+  after = weights.sketch(tmp_path)
+  assert [name for name in before if before[name] != after[name]] == [
+      'b.safetensors']

@@ -8,6 +8,7 @@ encoded again. The environment's text is encoded once, as plain data.
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -137,13 +138,28 @@ class Tokenizer:
 
   def _encode_data(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
     ids = self._encode(texts, split_special_tokens=True)
-    for text, of_text in zip(texts, ids):
-      special = self.special_ids.intersection(of_text)
-      if special - {self._fast.unk_token_id}:
-        raise ValueError(
-            f'text from outside may hold no special token, but encoding '
-            f'{text[:60]!r} gave ids {sorted(special)}. This tokenizer cannot '
-            'split special tokens; use its fast version.')
+    return [self._encode_apart(text) if self._special(of_text) else of_text
+            for text, of_text in zip(texts, ids)]
+
+  def _special(self, ids: tuple[int, ...]) -> frozenset[int]:
+    """Returns the special ids among some ids, except the unknown token's."""
+    return self.special_ids.intersection(ids) - {self._fast.unk_token_id}
+
+  def _encode_apart(self, text: str) -> tuple[int, ...]:
+    """Returns ids of a text in which the names of special tokens are split.
+
+    Such a name is also a piece of some vocabularies (Unigram). Its first
+    character and its rest are therefore encoded apart.
+    """
+    names = '|'.join(re.escape(self.token(id_)) for id_ in self.special_ids)
+    parts = re.split(f'(?={names})|(?<=(?={names}).)', text, flags=re.S)
+    ids = tuple(itertools.chain.from_iterable(
+        self._encode(parts, split_special_tokens=True)))
+    if special := self._special(ids):
+      raise ValueError(
+          f'text from outside may hold no special token, but encoding '
+          f'{text[:60]!r} gave ids {sorted(special)}. Take the token out of '
+          'the text.')
     return ids
 
   def decode(self, ids: Sequence[int]) -> str:

@@ -75,8 +75,9 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 
   Only the assistant's turns are trained on, from the end of their generation
   prompt to the token that ends them, except those with the weight 0. If a
-  turn's content already has this token, it is not added again. All text after
-  the last such turn is left out. Special tokens in other messages are encoded
+  turn's content already has this token, it is not added again. If the template
+  ends turns without such a token, the last turn gets one. All text after the
+  last such turn is left out. Special tokens in other messages are encoded
   as plain text, as in a rollout.
 
   Args:
@@ -117,6 +118,8 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
           'another chat_template.jinja beside tokenizer.json.')
     pieces.append((tokenizer.encode(turn), bool(message.get('weight', 1))))
     written, first = prompt + turn, number + 1
+  if pieces and not {*pieces[-1][0][-1:]} & {*chat.ends(tokenizer)}:
+    pieces.append(((chat.last_id(tokenizer),), pieces[-1][1]))
   if tools and render(messages) == tokenizer.render(messages):
     raise ValueError(
         f'the chat template must write tools, but leaves out those of {place}. '

@@ -184,6 +184,7 @@ def load(
   folder.check(budgets, length)
   weight_sync.check_slots(slots, check_tensor(
       shape, _sampling_devices(mesh, onto), tensor))
+  check_alike(folder.path)
   sync = weight_sync.WeightSync(
       mesh, transformer.logical_axes(shape), shape.num_hidden_layers,
       tensor=tensor, dtype=engine_dtype, onto=onto)
@@ -213,6 +214,15 @@ def load(
       shardings=functools.partial(meshes.shardings, sync.mesh))
   return Sampler(shape, folder.tokenizer, protocol, budgets, engine, sync,
                  schedule, sync.together), params
+
+
+def check_alike(path: str) -> None:
+  """Raises a ValueError if processes have different weights in a model folder.
+
+  All processes call it. `path` may be relative, or on a disk of each host.
+  """
+  if processes.count() > 1:
+    processes.agree('model', weights.sketch(path))
 
 
 def check_tensor(shape: transformer.TransformerConfig, devices: int,

@@ -39,6 +39,10 @@ from searchrl.runtime import workdir as workdirs
 from searchrl.trajectory import Action, Question, Request, Trajectory
 
 FILE = 'demonstrations.jsonl'
+# Fields of config.teacher by which its server is reached; the demonstrations do
+# not depend on them.
+_OF_THE_SERVER = ('url', 'token_env', 'connections', 'deadline_secs', 'try_secs',
+                  'tries')
 _LEFT_OUT = {
     'no action': 'have a turn that is no action',
     'no end': 'reached a limit of rollout.budgets or rollout.max_length',
@@ -87,7 +91,8 @@ def run(config, workdir: str) -> None:
   config = model_defaults.resolved(config, folder)
   model, scorer = policy.folder_of(config), build.scorer(config)
   check_writes(model.dialogue, config.dialogue)
-  directory = workdirs.Workdir(folder, config, ('demonstrations.count',))
+  directory = workdirs.Workdir(folder, config, ('demonstrations.count', *(
+      f'teacher.{name}' for name in _OF_THE_SERVER)))
   directory.check()
   reader = question_metadata.Reader(model.admit(policy.budgets_of(config)))
   data = datasets.shared(lambda: build.train_set(

@@ -36,7 +36,12 @@ def run(config, workdir: str) -> None:
     raise ValueError(f'export.step must be that of export.run, {step}, but is '
                      f'{options.step}. Give one of them.')
   step = past_runs.kept_step(folder, options.step or step, 'export.run')
-  model = past_runs.recorded(folder)['model']
+  recorded = past_runs.recorded(folder)
+  if 'rollout' not in recorded:
+    raise ValueError(
+        f'export.run must be a run that trained with rollouts, but {folder} is '
+        f'one of {recorded["job"]}. Its model is in {folder / "model"}.')
+  model = recorded['model']
   path = weights.locate(model['path'] or str(policy.TINY_BASE))
   shape = weights.read_config(path)
   with progress.phase(f'Loading the weights of {path}'):

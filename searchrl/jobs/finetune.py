@@ -86,6 +86,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
       epochs=config.train.epochs, steps=config.train.steps, **config.batch)
   check_updates(config, len(plan))
   policy.say_products(shape)
+  policy.check_alike(path)
   with progress.phase(f'Loading the weights of {path}'):
     mesh = meshes.make(**config.mesh)
     config_checks.check_dtype(config, mesh)
@@ -101,7 +102,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   host_memory.give_back()  # memory of these params, or of earlier rollouts
   directory.prepare()
   directory.note('data', lambda: {
-      name: supervised.sha256(file) for name, file in files.items()})
+      name: supervised.sha256(file) for name, file in files.items()}, alike=True)
   if config.model.lora.rank:  # else the checkpoints have all weights
     directory.note(policy.BASE, lambda: policy.base_of(config.model.path))
   with contextlib.closing(metrics.Writer(

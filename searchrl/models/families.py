@@ -188,9 +188,11 @@ def _rope(raw: Mapping[str, Any], path: pathlib.Path
   """Returns the base theta and the scaling of a model's rotary frequencies.
 
   The scaling is None if the frequencies are not scaled. transformers 5 writes
-  both into `rope_parameters`.
+  both into `rope_parameters`. A `rope_scaling` beside it, which a user has added,
+  is taken instead, as there.
   """
-  rope = raw.get('rope_parameters') or raw.get('rope_scaling') or {}
+  parameters = raw.get('rope_parameters') or {}
+  rope = raw.get('rope_scaling') or parameters
   if not isinstance(rope, Mapping):
     raise TypeError(f'the rotary embeddings are {rope!r}')
   kind = rope.get('rope_type', rope.get('type', 'default'))
@@ -198,7 +200,8 @@ def _rope(raw: Mapping[str, Any], path: pathlib.Path
     kind = 'one a kind of layer'
   elif rope.get('partial_rotary_factor', 1) != 1:
     kind = 'partial'
-  theta = rope.get('rope_theta', raw.get('rope_theta', 10_000.0))
+  theta = rope.get('rope_theta', parameters.get(
+      'rope_theta', raw.get('rope_theta', 10_000.0)))
   if kind == 'default':
     return theta, None
   if kind != 'llama3':

@@ -25,6 +25,7 @@ from searchrl.models.tensors import ShardingOf
 from searchrl.models.transformer import Params, TransformerConfig
 
 _GENERATION = 'generation_config.json'
+_END = 2**20  # bytes at each end of a file that `sketch` reads
 _TOKENIZER = (  # files of the tokenizer, the chat template and generation
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
     'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
@@ -123,6 +124,24 @@ def digest(folder: str) -> str:
     with file.open('rb') as data:
       hashlib.file_digest(data, lambda: whole)
   return whole.hexdigest()[:12]
+
+
+def sketch(folder: str) -> dict[str, str]:
+  """Returns a digest of the ends of each file of weights, by its name.
+
+  It takes no time, and differs between trainings: an update changes all
+  tensors. The ends are the first and the last MiB.
+  """
+  digests = {}
+  for file in sorted(pathlib.Path(folder).glob('*.safetensors')):
+    with file.open('rb') as data:
+      size = data.seek(0, 2)
+      data.seek(0)
+      ends = data.read(_END)
+      data.seek(max(size - _END, 0))
+      digests[file.name] = hashlib.sha256(
+          b'%d' % size + ends + data.read()).hexdigest()[:12]
+  return digests
 
 
 def load(

@@ -150,7 +150,7 @@ def connection(url: str, field: str, *, token_env: str,
         f"'http://127.0.0.1:8001/v1/chat/completions', but is {url!r}.")
   return transport.posting_json(
       (url,), token_env=token_env, response_bytes=_RESPONSE_BYTES,
-      wiring=wiring, proxy=http_request.environment_proxy(url)
+      wiring=wiring, group=field.rpartition('.')[0], proxy=http_request.environment_proxy(url)
       if url.startswith('https:') else '', **retries)
 
 
@@ -177,7 +177,8 @@ def read_text(body: bytes) -> str:
 def read_turn(body: bytes) -> tuple[str, bool]:
   """Returns the text in a chat completion, and whether its end was cut off.
 
-  The text may be empty. It is cut where it reaches `max_tokens`.
+  The text may be empty, also where the server's is null. It is cut where it
+  reaches `max_tokens`.
 
   Args:
     body: Body of the server's response.
@@ -188,4 +189,7 @@ def read_turn(body: bytes) -> tuple[str, bool]:
   match wire.read_object(body, 'the response'):
     case {'choices': [{'message': {'content': str(text)}, **choice}, *_]}:
       return text, choice.get('finish_reason') == 'length'
-  raise Malformed('choices[0].message.content must be a text.')
+    # Models that only thought, refused or called a tool.
+    case {'choices': [{'message': {'content': None}}, *_]}:
+      return '', True
+  raise Malformed('choices[0].message.content must be a text or null.')

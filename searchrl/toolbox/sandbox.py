@@ -49,7 +49,8 @@ def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
         f'that runs too long says so, but is {run_secs:g}, and they are '
         f'{limits[0]:g} and {limits[1]:g}. Raise them.')
   calls = transport.posting_json(
-      urls, token_env=token_env, response_bytes=2**20, wiring=wiring, **retries)
+      urls, token_env=token_env, response_bytes=2**20, wiring=wiring,
+      group='tool_options.python', **retries)
   return Tool(
       'python', 'Runs a Python program and returns what it prints.',
       {'type': 'object', 'required': ['code'], 'additionalProperties': False,

@@ -97,7 +97,7 @@ class Completions:
       ConnectionError: No server has answered within `pause_secs`, or one does
         not accept the call.
     """
-    ping = lambda: self._ask('Doc 1:', seed=0, max_tokens=1)
+    ping = lambda: self._ask('Doc 1:', read_any, seed=0, max_tokens=1)
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._texts))
 
   def _texts(self, prompts: list[tuple[str, int]]) -> list[str | SearchError]:
@@ -105,18 +105,33 @@ class Completions:
     return [*self._threads.map(
         lambda prompt: self._ask(prompt[0], seed=prompt[1]), prompts)]
 
-  def _ask(self, prompt: str, **fields: Any) -> str | SearchError:
+  def _ask(self, prompt: str, read: Callable[[bytes], tuple[str, int]] | None
+           = None, **fields: Any) -> str | SearchError:
     # Lone surrogates, which UTF-8 cannot encode, are replaced.
     prompt = prompt.encode('utf-8', 'replace').decode()
     messages = [{'role': 'system', 'content': ''},
                 {'role': 'user', 'content': prompt}]
-    completion = self._calls.call(read_completion, body=json.dumps(
+    completion = self._calls.call(read or read_completion, body=json.dumps(
         self._request | fields | {'messages': messages}).encode())
     if isinstance(completion, SearchError):
       return completion
     text, tokens = completion
     self._counts.add(tokens=tokens)
     return text
+
+
+def read_any(body: bytes) -> tuple[str, int]:
+  """Returns '' and 0 for every chat completion, also one without a text.
+
+  Its one token may be white space, or the beginning of a thought.
+
+  Raises:
+    Malformed: The body is not a chat completion.
+  """
+  match wire.read_object(body, 'the response'):
+    case {'choices': [{'message': {}}, *_]}:
+      return '', 0
+  raise Malformed('choices[0].message must be an object.')
 
 
 def read_completion(body: bytes) -> tuple[str, int]:

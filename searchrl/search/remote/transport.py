@@ -52,6 +52,7 @@ class RetryPolicy:
       at a time may try the server.
     pause_secs: Longest time, in seconds, that `Transport.wait` waits for a
       server. The time limit of the run's watchdog must be longer.
+    group: Group of the config that has these fields, for errors.
   """
 
   deadline_secs: float = 30.0
@@ -61,16 +62,19 @@ class RetryPolicy:
   failures: int = 5
   rest_secs: float = 5.0
   pause_secs: float = 3600.0
+  group: str = 'search.options'
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
+    for field in dataclasses.fields(self)[:-1]:
       value = getattr(self, field.name)
       least = 1 if field.name in ('tries', 'failures') else 0
-      if not value >= least or (value == 0 and field.name in (
+      is_number = isinstance(value, int | float)
+      if not is_number or not value >= least or (value == 0 and field.name in (
           'deadline_secs', 'try_secs')):
+        rule = 'at least 1' if least else 'above 0'
         raise ValueError(
-            f'search.options.{field.name} must be '
-            f'{"at least 1" if least else "above 0"}, but is {value}. '
+            f'{self.group}.{field.name} must be '
+            f'{rule if is_number else "a number"}, but is {value!r}. '
             f'{field.default} is the usual.')
 
 
@@ -183,7 +187,7 @@ class Transport:
       Failure: The failure of the last try.
     """
     failure = Failure(
-        'timeout', 'not asked within search.options.deadline_secs='
+        'timeout', f'not asked within {self._policy.group}.deadline_secs='
         f'{self._policy.deadline_secs:g}', again=False)
     for attempt in range(1 if again else self._policy.tries):
       if attempt and not self._back_off(attempt, failure, deadline) or (
@@ -336,7 +340,7 @@ class Transport:
 
 def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
                  wiring: Mapping[str, Any] | None, proxy: str = '',
-                 **retries: Any) -> Transport:
+                 group: str = 'search.options', **retries: Any) -> Transport:
   """Returns a Transport that sends JSON.
 
   Args:
@@ -348,18 +352,23 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
     wiring: Arguments `clock`, `sleep` and `warn` of `Transport`, which tests
       replace.
     proxy: Address of the proxy; '' for none.
+    group: Group of the config that has these options, for errors.
     **retries: Fields of `RetryPolicy`.
 
   Raises:
-    ValueError: An option is out of range, or the variable is not set.
-    TypeError: An option of `retries` is not a field of `RetryPolicy`.
+    ValueError: An option is unknown or out of range, or the variable is not
+      set.
   """
+  names = [field.name for field in dataclasses.fields(RetryPolicy)[:-1]]
+  for name in sorted({*retries} - {*names}):
+    raise ValueError(f'{group} may have {", ".join(names)}, but {name!r} is '
+                     'given. Remove it.')
   headers = {'Content-Type': 'application/json', 'User-Agent': 'searchrl'}
   if token_env:
-    token = wire.secret(token_env, 'search.options.token_env')
+    token = wire.secret(token_env, f'{group}.token_env')
     headers['Authorization'] = f'Bearer {token}'
   return Transport(
-      urls, RetryPolicy(**retries), response_bytes=response_bytes,
+      urls, RetryPolicy(group=group, **retries), response_bytes=response_bytes,
       headers=headers, proxy=proxy, **(wiring or {}))
 
 
