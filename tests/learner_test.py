@@ -509,3 +509,10 @@ def test_a_metric_that_micro_batches_would_add_up_is_refused(batch, params):
   learner = make(algorithm=dataclasses.replace(ALGORITHM, loss=loss))
   with pytest.raises(ValueError, match="be searchrl.masked.Mean, but 'own/num"):
     update(learner, learner.init(params), batch)
+
+
+def test_advantages_that_are_no_array_are_refused(batch, params):
+  learner = make(algorithm=dataclasses.replace(
+      ALGORITHM, advantages=lambda batch: {'a': batch.rewards}))
+  with pytest.raises(ValueError, match='an array or an Estimate, but .* dict'):
+    update(learner, learner.init(params), batch)

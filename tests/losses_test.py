@@ -407,6 +407,13 @@ def test_weights_by_hand():
         function(*args, level=level), [expected], rtol=1e-6)
 
 
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint32, np.int16, np.float32])
+def test_overlong_penalty_takes_lengths_of_any_type(dtype):
+  got = losses.overlong_penalty(
+      np.array([1, 8, 9, 40], dtype), max_length=10, buffer=4)
+  np.testing.assert_allclose(got, [0, -0.5, -0.75, -1])
+
+
 def test_overlong_penalty_by_hand():
   got = losses.overlong_penalty(
       jnp.array([0, 6, 7, 8, 10, 12]), max_length=10, buffer=4)

@@ -67,6 +67,16 @@ TWO = dict(  # two samples that search, then answer; only the first search finds
     group_ids=np.zeros(2, int), in_baseline=np.ones(2, bool))
 
 
+@pytest.mark.parametrize('name', ['mt_grpo', 'gigpo'])
+def test_advantages_are_constants(name):
+  inputs, state_ids = random_inputs(0)
+  more = dict(state_ids=state_ids) if name == 'gigpo' else {}
+  inputs['rewards'][1] = 0.5
+  gradient = jax.grad(lambda rewards: getattr(turn_advantages, name)(
+      **inputs | more | dict(rewards=rewards)).sum())(inputs['rewards'])
+  np.testing.assert_array_equal(gradient, 0)
+
+
 def test_mt_grpo_by_hand():
   # Deviations from the mean are +-1/2. The answers have no reward of turns.
   found = turn_advantages.mt_grpo(**TWO, turn_coef=2.0, normalize_std=False)

@@ -157,17 +157,22 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
     if found is None:
       raise ValueError(f'{file} must say {kind}.{name}, but does not. Fetch it '
                        'again.')
+    if isinstance(found, list):
+      raise ValueError(f'{kind}.{name} in {file} must be one number for all '
+                       f'layers, but is {found}, which is not implemented here.')
     # A float32 is written with the decimals that it has.
     return float(str(np.float32(found))) if isinstance(found, float) else found
 
-  for name, plain in (('rope.scaling.type', 'none'), ('expert_count', 0)):
+  heads, width = value('attention.head_count'), value('embedding_length')
+  head_dim = value('attention.key_length', width // heads)
+  for name, plain in (('rope.scaling.type', 'none'), ('rope.scale_linear', 1.0),
+                      ('rope.dimension_count', head_dim), ('expert_count', 0)):
     if value(name, plain) != plain:
       raise ValueError(f'{kind}.{name} in {file} must be {plain!r}, but is '
                        f'{value(name)!r}, which is not implemented here.')
   if 'token_embd.weight' not in shapes:
     raise ValueError(f'{file} must hold the tensor token_embd.weight, but does '
                      'not. Fetch it again.')
-  heads, width = value('attention.head_count'), value('embedding_length')
   return {
       'architectures': [_ARCHITECTURES[kind]], 'model_type': kind,
       'hidden_act': 'silu', 'dtype': 'float32', 'torch_dtype': 'float32',
@@ -175,7 +180,7 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
       'intermediate_size': value('feed_forward_length'),
       'num_hidden_layers': value('block_count'), 'num_attention_heads': heads,
       'num_key_value_heads': value('attention.head_count_kv', heads),
-      'head_dim': value('attention.key_length', width // heads),
+      'head_dim': head_dim,
       'max_position_embeddings': value('context_length'),
       'rms_norm_eps': value('attention.layer_norm_rms_epsilon'),
       'rope_theta': value('rope.freq_base', 10_000.0),
@@ -217,18 +222,29 @@ def _tensors(gguf: Any, reader: Any, raw: Mapping[str, Any],
   for tensor in reader.tensors:
     if tensor.name == _FACTORS:
       continue
-    *block, name, kind = tensor.name.split('.')
-    if name not in _NAMES:
+    *block, name, kind = ['', *tensor.name.split('.')]
+    if name not in _NAMES or len(block) not in (1, 3):
       raise ValueError(f'{file} must hold tensors of a dense decoder, but has '
                        f'{tensor.name}, which is not implemented here.')
-    values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    values = _dequantized(gguf, tensor, file)
     values = values.astype(np.float32).reshape(
         tuple(reversed(tensor.shape.tolist())))
     if raw['model_type'] == 'llama' and name in heads:
       values = _halves(values, heads[name])
-    place = names['layers'].format(block[1]) + '.' if block else ''
+    place = names['layers'].format(block[2]) + '.' if block[1:] else ''
     yield (f'{place}{names[_NAMES[name]]}.{kind}',
            np.ascontiguousarray(values))
+
+
+def _dequantized(gguf: Any, tensor: Any, file: pathlib.Path) -> np.ndarray:
+  """Returns the values of a tensor of any type of numbers that gguf reads."""
+  if tensor.data.dtype == np.float64:
+    return tensor.data
+  try:
+    return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+  except NotImplementedError as error:
+    raise ValueError(f'{tensor.name} in {file} must have weights of a known '
+                     f'type, but: {error}. Convert it to another.') from error
 
 
 def _halves(values: np.ndarray, heads: int) -> np.ndarray:

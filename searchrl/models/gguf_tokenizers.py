@@ -49,9 +49,19 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
     if name not in own:
       raise ValueError(f'{file} must say tokenizer.ggml.{name}, but does not. '
                        'Fetch it again.')
+  for name in _ROLES.values():
+    if name in own and not 0 <= own[name] < len(own['tokens']):
+      raise ValueError(
+          f'tokenizer.ggml.{name} in {file} must be one of the ids from 0 to '
+          f'{len(own["tokens"]) - 1}, but is {own[name]}. Fetch it again.')
   roles = {role: own['tokens'][own[name]] for role, name in _ROLES.items()
            if name in own}
-  _tokenizer(own, roles).save(str(folder / 'tokenizer.json'))
+  try:
+    tokenizer = _tokenizer(own, roles)
+  except Exception as error:  # tokenizers raises plain Exceptions
+    raise ValueError(f'{file} must hold a whole tokenizer, but: {error}. Fetch '
+                     'it again.') from error
+  tokenizer.save(str(folder / 'tokenizer.json'))
   config: dict[str, Any] = {
       'tokenizer_class': 'PreTrainedTokenizerFast',
       'clean_up_tokenization_spaces': False, **roles}

@@ -299,6 +299,8 @@ def overlong_penalty(
   Source: Yu et al. 2025, DAPO, arXiv:2503.14476, eq. 13.
   """
   option_checks.overlong(max_length, buffer)
+  # Unsigned lengths would wrap where they are subtracted.
+  lengths = jnp.asarray(lengths, jnp.result_type(lengths, jnp.int32))
   return jnp.clip((max_length - buffer - lengths) / buffer, -1, 0)
 
 

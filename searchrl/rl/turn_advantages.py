@@ -76,9 +76,9 @@ def mt_grpo(
       rewards_at_ends(turn_rewards, turn_ids), is_rewarded,
       group_ids[:, None] * length + jnp.maximum(turn_ids - 1, 0),
       normalize_std)
-  return jnp.where(
+  return jax.lax.stop_gradient(jnp.where(
       turn_ids > 0,
-      of_outcome[:, None] + turn_coef * _over_turns(of_turns, turn_ids), 0)
+      of_outcome[:, None] + turn_coef * _over_turns(of_turns, turn_ids), 0))
 
 
 def gigpo(
@@ -133,9 +133,9 @@ def gigpo(
       jnp.zeros_like(per_turn), ends, discount=discount).returns
   of_steps = _relative(
       returns, ends & in_baseline[:, None], state_ids, normalize_std)
-  return jnp.where(
+  return jax.lax.stop_gradient(jnp.where(
       turn_ids > 0,
-      of_episodes[:, None] + step_coef * _over_turns(of_steps, turn_ids), 0)
+      of_episodes[:, None] + step_coef * _over_turns(of_steps, turn_ids), 0))
 
 
 def _relative(values, members, group_ids, normalize_std) -> Float[Array, 'B T']:

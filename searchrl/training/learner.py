@@ -258,8 +258,12 @@ class Learner:
             denominators, jax.ShapeDtypeStruct((), np.int32))
 
   def _advantages(self, batch: Batch) -> Any:
-    return jax.device_get(self.train_step.advantages(
+    result = jax.device_get(self.train_step.advantages(
         dataclasses.replace(batch, routing=None)))
+    if not hasattr(getattr(result, 'advantages', result), 'ndim'):
+      raise ValueError('advantages of an algorithm must return an array or an '
+                       f'Estimate, but returned {type(result).__name__}.')
+    return result
 
   def _trained(self, batch: Batch, advantages: Any) -> np.ndarray:
     """Returns a mask: False for filled rows that surely have no gradient."""
