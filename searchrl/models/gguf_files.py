@@ -222,7 +222,8 @@ def _tensors(gguf: Any, reader: Any, raw: Mapping[str, Any],
   for tensor in reader.tensors:
     if tensor.name == _FACTORS:
       continue
-    *block, name, kind = ['', *tensor.name.split('.')]
+    parts: list[str] = ['', *tensor.name.split('.')]
+    *block, name, kind = parts
     if name not in _NAMES or len(block) not in (1, 3):
       raise ValueError(f'{file} must hold tensors of a dense decoder, but has '
                        f'{tensor.name}, which is not implemented here.')
