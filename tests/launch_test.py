@@ -105,6 +105,7 @@ def test_flags_and_files_that_are_named_exist(name):
 @pytest.mark.parametrize('name', TEXTS)
 def test_variables_that_are_named_are_read_by_us_or_by_jax(name):
   ours = (ROOT / 'searchrl' / 'runtime' / 'processes.py').read_text()
+  ours += (ROOT / 'searchrl' / 'runtime' / 'process_environment.py').read_text()
   ours += (ROOT / 'searchrl' / 'main.py').read_text()
   ours += (ROOT / 'searchrl' / 'runtime' / 'run_store.py').read_text()
   jaxs = pathlib.Path(jax.__file__).with_name('_src') / 'distributed.py'

@@ -76,6 +76,14 @@ def test_explicit_processes_and_a_loopback_coordinator(
       heartbeat_timeout_seconds=10, shutdown_timeout_seconds=300)
 
 
+def test_every_process_says_for_whom_it_waits(initialized, capsys):
+  processes.initialize(ALL_THREE)
+  processes.initialize(SLURM | {'SEARCHRL_START_SECS': '60'})
+  assert capsys.readouterr().err.splitlines() == [
+      'Process 1 of 2 waits up to 300 s for the others at 127.0.0.1:1234.',
+      'One of 2 processes waits up to 60 s for the others.']
+
+
 @pytest.mark.parametrize('change, message', [
     ({'JAX_PROCESS_ID': ''}, 'set together, but lack JAX_PROCESS_ID. Set'),
     ({'JAX_COORDINATOR_ADDRESS': '', 'JAX_NUM_PROCESSES': ''},

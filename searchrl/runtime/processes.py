@@ -22,18 +22,14 @@ from typing import Any
 import zlib
 
 import jax
-from jax._src import cloud_tpu_init  # private; used only in this file
-from jax._src import clusters
-from jax._src import distributed
+from jax._src import distributed  # private; used only in this file
 
 from searchrl.runtime import log
+from searchrl.runtime import process_environment
 from searchrl.runtime import progress
 
 _meeting_secs = 600  # default for a meeting, since rollouts differ in length
 
-_EXPLICIT = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
-_SLURM = tuple(f'SLURM_{name}' for name in (  # as read by jax's detection
-    'JOB_ID', 'STEP_NODELIST', 'NTASKS', 'PROCID', 'LOCALID'))
 _INLINE = 1 << 14  # bytes sent with the tag; one message has all processes'
 _PIECE = 1 << 20  # bytes per key; a message must stay below 2 GiB
 _LEAVES = 'the early end of a process'  # tag of `leave`
@@ -103,24 +99,25 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
   Raises:
     ValueError: Some of the variables are missing, or one has an illegal value.
   """
-  if any(environ.get(name) for name in _EXPLICIT):
-    arguments = _explicit(environ)
-    if arguments['num_processes'] == 1:
-      return
-  elif _detected(environ) > 1:
-    arguments = {}  # jax detects them
-  else:
+  size, arguments = process_environment.read(environ)
+  if size <= 1:
     return
   if 'JAX_ENABLE_PREEMPTION_SERVICE' not in environ:
     # That service catches SIGTERM, so that only a SIGKILL ends a process. A run
     # has its own handler, and `stop_requested_anywhere`.
     jax.config.update('jax_enable_preemption_service', False)
-  secs = lambda name, default: _number(
+  secs = lambda name, default: process_environment.number(
       environ, f'SEARCHRL_{name}_SECS', default)
   global _meeting_secs
-  _meeting_secs = secs('MEETING', 600)
+  _meeting_secs, start_secs = secs('MEETING', 600), secs('START', 300)
+  who, place = f'One of {size} processes', ''
+  if arguments:
+    who = f'Process {arguments["process_id"]} of {size}'
+    place = f' at {arguments["coordinator_address"]}'
+  # Each process says it, because jax ends the process if another never comes.
+  log.say(f'{who} waits up to {start_secs} s for the others{place}.')
   jax.distributed.initialize(
-      initialization_timeout=secs('START', 300),
+      initialization_timeout=start_secs,
       heartbeat_timeout_seconds=secs('HEARTBEAT', 100),
       shutdown_timeout_seconds=secs('SHUTDOWN', 300), **arguments)
 
@@ -355,55 +352,6 @@ def _wait(client: Any, own: _Channel, tag: str, heads: str,
         f'of the first, but {_named(missing) if missing else "the last"} did '
         f'not (this is process {index()}). Look at the logs of those, then '
         'restart all processes.') from error
-
-
-def _explicit(environ: Mapping[str, str]) -> dict[str, Any]:
-  """Returns arguments of jax.distributed.initialize from the variables."""
-  missing = [name for name in _EXPLICIT if not environ.get(name)]
-  if missing:
-    raise ValueError(f'{", ".join(_EXPLICIT)} must be set together, but lack '
-                     f'{", ".join(missing)}. Set all, or none for one process.')
-  address = environ['JAX_COORDINATOR_ADDRESS']
-  host, _, port = address.rpartition(':')
-  if not host or not port.isdecimal():
-    raise ValueError('JAX_COORDINATOR_ADDRESS must be host:port of process 0, '
-                     f'but is {address!r}. Any free port will do.')
-  size, process = (_number(environ, name) for name in _EXPLICIT[1:])
-  if process >= size:
-    raise ValueError(f'JAX_PROCESS_ID must be below JAX_NUM_PROCESSES={size}, '
-                     f'but is {process}. Number the processes from 0.')
-  arguments = dict(  # so that jax detects nothing
-      coordinator_address=address, num_processes=size, process_id=process,
-      cluster_detection_method='deactivate')
-  if host.startswith('127.') or host in ('localhost', '[::1]'):
-    arguments['coordinator_bind_address'] = address  # not on all interfaces
-  return arguments
-
-
-def _detected(environ: Mapping[str, str]) -> int:
-  """Returns the number of tasks of a SLURM step or hosts of a TPU pod, or 1."""
-  if all(environ.get(name) for name in _SLURM):
-    return _number(environ, 'SLURM_NTASKS')
-  if environ.get('JAX_PLATFORMS') == 'cpu':
-    return 1  # a pod's host that is used without its devices
-  hosts = (environ.get('TPU_PROCESS_ADDRESSES') or
-           environ.get('TPU_WORKER_HOSTNAMES'))
-  if hosts:
-    return len(hosts.split(',')) * _number(environ, 'MEGASCALE_NUM_SLICES', 1)
-  if not cloud_tpu_init.running_in_cloud_tpu_vm:
-    return 1
-  # Asks the metadata server; TPU_SKIP_MDS_QUERY=1 means that there is one host.
-  for cluster in clusters.ClusterEnv._cluster_types:
-    if not cluster.opt_in_only_method and cluster.is_env_present():
-      return cluster.get_process_count()
-  return 1
-
-
-def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
-  text = environ.get(name) or str(default)
-  if not text.isdecimal():
-    raise ValueError(f'{name} must be a whole number, but is {text!r}.')
-  return int(text)
 
 
 def _flatten(value: Any, path: str = '') -> dict[str, str]:
