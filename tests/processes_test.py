@@ -254,6 +254,73 @@ out('index', jax.process_index() == me)
 '''
 
 
+# Process 1 gets SIGTERM in the middle of a meeting, and leaves.
+SIGNALS = r'''
+import os, signal, zlib
+from jax._src import distributed
+from searchrl.runtime import processes, signals
+
+signals.raise_at_sigterm()
+processes.initialize()
+me, state = processes.index(), distributed.global_state
+client = state.client
+
+class Signalled:  # a client, or a module, whose function `name` gets a signal
+  def __init__(self, whole, name):
+    self.whole, self.name = whole, name
+  def __getattr__(self, name):
+    def call(*args, **options):
+      result = getattr(self.whole, name)(*args, **options)
+      if name == self.name:
+        signal.raise_signal(signal.SIGTERM)
+      return result
+    return call
+
+def meet(payload, name):
+  if me:
+    state.client = Signalled(client, name)
+    processes.zlib = Signalled(zlib, name)
+  try:
+    return [len(x) for x in processes.exchange('x', payload, 60)]
+  except signals.Terminated:
+    state.client, processes.zlib = client, zlib
+    return processes.leave(75)
+  except (processes.Left, KeyError) as error:
+    return repr(error)
+
+large = os.urandom(1 << 15)  # has a key of its own, before that of the head
+for name in ('compress', 'key_value_set_bytes', 'wait_at_barrier'):
+  for payload in (b'', large):
+    out(f'{name} {len(payload)}', meet(payload, name))
+    if name == 'wait_at_barrier' and not me:  # this process left it unharmed
+      out(f'next {len(payload)}', meet(payload, name))
+    elif name == 'wait_at_barrier':
+      out(f'next {len(payload)}', None)
+out('and on', [x.decode() for x in processes.exchange('x', b'%d' % me, 30)])
+
+state.num_processes += me
+out('numbers', message(processes.exchange, 'config', b'', 30))
+out('left', processes.leave(1) if me else meet(b'', ''))
+state.num_processes = 2
+'''
+
+
+def test_a_signal_within_a_meeting_ends_that_meeting_or_the_next():
+  outputs = loopback.outputs(2, SIGNALS)
+  left = repr(processes.Left(1, 75))
+  for name in ('compress', 'key_value_set_bytes'):
+    for size in (0, 1 << 15):
+      assert outputs[f'{name} {size}'] == [left, True]
+  for size in (0, 1 << 15):  # all had come
+    assert outputs[f'wait_at_barrier {size}'] == [[size, size], True]
+    assert outputs[f'next {size}'] == [left, None]
+  assert outputs['and on'] == [['0', '1']] * 2
+  first, other = outputs['numbers']  # 2 is true
+  assert first.startswith('no error')
+  assert 'must be equal on all processes, but is 3 on process 1, and 2' in other
+  assert outputs['left'] == [repr(processes.Left(1, 1)), True]
+
+
 @pytest.fixture(scope='module')
 def outputs():
   """{check: [output of process 0, of process 1]}."""

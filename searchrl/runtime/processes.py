@@ -14,7 +14,7 @@ nothing and use no device.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import itertools
+import functools
 import json
 import os
 import threading
@@ -39,8 +39,7 @@ _REFUSALS = {kind.__name__: kind for kind in (  # the first match is used
     FileNotFoundError, OSError, ValueError)}
 
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Channel:
   """Meetings of all processes, at which they exchange data, in one order.
 
@@ -48,10 +47,8 @@ class _Channel:
   """
 
   name: str
-  # Numbers of meetings, equal on all processes.
-  numbers: Any = dataclasses.field(default_factory=itertools.count)
-  # Keys of meetings that a process may still read.
-  stale: list[str] = dataclasses.field(default_factory=list)
+  number: int = 0  # of the next meeting, equal on all processes
+  oldest: int = 0  # number of the oldest meeting whose data are stored
   # Tags of timed-out meetings; in the end equal on all processes.
   failed: list[str] = dataclasses.field(default_factory=list)
 
@@ -284,40 +281,45 @@ def meet(tag: str, payload: bytes, timeout_secs: float | None = None
   Raises:
     TimeoutError: Some processes did not arrive in time.
     Left: Another process has ended early.
+    ValueError: The processes have different values of JAX_NUM_PROCESSES.
   """
   if count() == 1:
     return [(tag, payload)]
   client: Any = distributed.global_state.client
   own = getattr(_of_thread, 'channel', _MAIN)
-  folder = f'{own.name}/{next(own.numbers)}'
+  number, folder = own.number, f'{own.name}/{own.number}'
   packed = zlib.compress(payload, 1)
-  own.stale.append(folder)
+  # A signal may have ended an earlier call after it stored some of these keys.
+  store = functools.partial(client.key_value_set_bytes, allow_overwrite=True)
   for start in range(_INLINE, len(packed), _PIECE):
-    client.key_value_set_bytes(f'{folder}/rest/{index()}/{start}',
-                               packed[start:start + _PIECE])
+    store(f'{folder}/rest/{index()}/{start}', packed[start:start + _PIECE])
   head = json.dumps([tag, len(packed)]).encode() + b'\n'
-  head += packed[:_INLINE]
-  client.key_value_set_bytes(f'{folder}/head/{index()}', head)
+  store(f'{folder}/head/{index()}', head + packed[:_INLINE])
   _wait(client, own, tag, f'{folder}/head/', timeout_secs or _meeting_secs)
-  _forget_meetings_before(client, own, folder)
+  _forget_meetings_before(client, own, number)
   heads = dict(client.key_value_dir_get_bytes(f'{folder}/head/'))
+  if len(heads) != count() and tag != _LEAVES:
+    raise ValueError(
+        f'JAX_NUM_PROCESSES must be equal on all processes, but is {count()} '
+        f'on process {index()}, and {len(heads)} in all came to {tag!r}. Start '
+        'all processes again with one number.')
   meetings = [_unpack(client, folder, i, heads[f'{folder}/head/{i}'])
-              for i in range(count())]
+              for i in range(min(count(), len(heads)))]
   for process, (other, code) in enumerate(meetings):
     if other == _LEAVES and tag != _LEAVES:
       raise Left(process, int(code))
   return meetings
 
 
-def _forget_meetings_before(client: Any, own: _Channel, folder: str) -> None:
-  """Deletes the data of the channel's meetings before that of `folder`.
+def _forget_meetings_before(client: Any, own: _Channel, number: int) -> None:
+  """Deletes the data of the channel's meetings before that of this number.
 
   All processes have read them.
   """
-  while own.stale[0] != folder:
-    old = own.stale.pop(0)
+  while own.oldest < number:
     if is_first():
-      client.key_value_delete(f'{old}/')
+      client.key_value_delete(f'{own.name}/{own.oldest}/')
+    own.oldest += 1
 
 
 def _unpack(client: Any, folder: str, process: int, entry: bytes
@@ -333,14 +335,19 @@ def _unpack(client: Any, folder: str, process: int, entry: bytes
 
 def _wait(client: Any, own: _Channel, tag: str, heads: str,
           timeout_secs: float) -> None:
-  """Waits at a barrier.
+  """Waits at a barrier, which counts as one meeting of the channel.
 
   Raises:
     TimeoutError: A process is missing; the message names it.
   """
-  try:  # A barrier's name is never freed, so it is used again until it fails.
-    client.wait_at_barrier(
-        f'{own.name}/{len(own.failed)}', int(timeout_secs * 1000))
+  # A barrier's name is never freed, so it is used again until it fails.
+  name, millis = f'{own.name}/{len(own.failed)}', int(timeout_secs * 1000)
+  wait = client.wait_at_barrier
+  try:
+    # Python raises a signal's exception after a call, and so not between these
+    # two lines. A meeting is counted only if the process comes to the barrier.
+    own.number += 1
+    wait(name, millis)
   except jax.errors.JaxRuntimeError as error:
     if 'DEADLINE_EXCEEDED' not in str(error):
       raise
