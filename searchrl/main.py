@@ -32,6 +32,7 @@ with (progress.phase('Importing JAX') if __name__ == '__main__'
       else contextlib.nullcontext()):
   from absl import flags
   from absl import logging as absl_logging
+  import jax
   from searchrl.runtime import compilation_cache  # imports JAX
 
 from searchrl.runtime import config_fields
@@ -91,7 +92,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 def _exit_codes(workdir: str) -> Iterator[None]:
   """Runs a `with` body; turns its errors into an exit code and a message.
 
-  These are ValueErrors, OSErrors and all that stops the run, such as Ctrl-C.
+  These are ValueErrors, OSErrors and all that stops the run, such as Ctrl-C; of
+  several processes, all errors, so that the other processes learn of them.
   Messages name `workdir`, the directory of the run, where it helps.
   """
   try:
@@ -109,17 +111,59 @@ def _exit_codes(workdir: str) -> Iterator[None]:
     by = 'SIGTERM' if isinstance(error, signals.Terminated) else 'Ctrl-C'
     processes.say(f'Ended by {by}. What {workdir} holds is whole; run the same '
                   'command to go on.')
-    if not processes.leave(signals.EXIT_CODE):
-      os._exit(signals.EXIT_CODE)  # would wait for processes that wait for it
-    sys.exit(signals.EXIT_CODE)
-  except (ValueError, OSError) as error:
+    _leave(signals.EXIT_CODE)
+  except Exception as error:
     if isinstance(error, TimeoutError) and processes.count() > 1:
       signals.say(f'{type(error).__name__}: {error}')
       sys.exit(watchdog.EXIT_CODE)  # a process is late, or hangs
-    processes.leave(1)
     is_nameless = isinstance(error, OSError) and error.errno and (
         not error.filename)  # such as a full disk
-    _refuse(error, f', in a run whose folder is {workdir}' * bool(is_nameless))
+    place = f', in a run whose folder is {workdir}' * bool(is_nameless)
+    if processes.count() > 1 and not _may_be_of_lost_process(error):
+      _print(error, place)
+      _leave(1)
+    if not isinstance(error, (ValueError, OSError)):
+      raise
+    processes.leave(1)
+    _refuse(error, place)
+
+
+def _may_be_of_lost_process(error: BaseException | None) -> bool:
+  """Returns whether an error may be due to the end of another process.
+
+  It is one of JAX's runtime, or was raised because of one. JAX then ends this
+  process, too, with an exit code after which a launcher starts it again.
+  """
+  while error is not None:
+    if isinstance(error, jax.errors.JaxRuntimeError):
+      return not str(error).startswith('RESOURCE_EXHAUSTED')  # its own memory
+    error = error.__cause__ or error.__context__
+  return False
+
+
+def _leave(code: int) -> NoReturn:
+  """Tells the other processes that this one ends with an exit code, and exits.
+
+  If they do not come to hear it, it exits without waiting for them.
+  """
+  if not processes.leave(code):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # would wait for processes that wait for it
+  sys.exit(code)
+
+
+def _print(error: Exception, place: str) -> None:
+  """Prints an error as a message with its `place`, or as a traceback.
+
+  It is a message if the error is one of the user's, and SEARCHRL_TRACEBACK is
+  not set.
+  """
+  if isinstance(error, (ValueError, OSError)) and (
+      not os.environ.get('SEARCHRL_TRACEBACK')):
+    signals.say(_message(error, place))
+  else:
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _refuse(error: Exception, place: str = '') -> NoReturn:
@@ -129,8 +173,12 @@ def _refuse(error: Exception, place: str = '') -> NoReturn:
   """
   if os.environ.get('SEARCHRL_TRACEBACK'):
     raise error
-  sys.exit(f'{type(error).__name__}: {error}{place}\n'
-           '(SEARCHRL_TRACEBACK=1 shows where.)')
+  sys.exit(_message(error, place))
+
+
+def _message(error: Exception, place: str) -> str:
+  return (f'{type(error).__name__}: {error}{place}\n'
+          '(SEARCHRL_TRACEBACK=1 shows where.)')
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,16 +1,21 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""main: several commands in a process, --help, and what a refusal imports.
+"""main: several commands, --help, a refusal's imports, one process's errors.
 
 bad_input_test.py has what is refused.
 """
 
 import ast
 import pathlib
+import signal
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from searchrl import main
+import loopback
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -111,3 +116,49 @@ def test_a_refusal_imports_nothing_that_it_does_not_need():
           'scipy.stats', 'pyarrow', 'tensorboardX', 'huggingface_hub',
           'uvicorn', 'jinja2', 'torch', 'tensorflow'}
   assert not slow & set(ast.literal_eval(found.stdout))
+
+
+# Process 1 has an error; process 0 hears of it, or waits in another channel.
+FAILS = r'''
+import sys, threading
+from searchrl import main
+from searchrl.runtime import processes
+
+processes.initialize()
+kind, comes = sys.argv[1], sys.argv[2] == 'True'
+processes._LEAVE_SECS = 30 if comes else 1
+with main._exit_codes('runs/x'):
+  if processes.index():
+    raise dict(KeyError=KeyError, ValueError=ValueError)[kind]('a reason')
+  if not comes:
+    processes.channel('rollouts')
+  processes.barrier('trajectories')
+'''
+
+
+@pytest.mark.parametrize('comes', [True, False])
+@pytest.mark.parametrize('kind, text', [
+    ('KeyError', 'Traceback (most recent call last):'),
+    ('ValueError', 'a reason\n(SEARCHRL_TRACEBACK=1 shows where.)')])
+def test_an_error_of_one_process_ends_it_with_1(kind, text, comes):
+  first, other = loopback.run(
+      2, FAILS, kind, comes, check=False, timeout=60,
+      env={'SEARCHRL_HEARTBEAT_SECS': '3'})
+  assert other.returncode == 1, other.stderr
+  assert text in other.stderr and 'a reason' in other.stderr
+  if comes:
+    assert first.returncode == 1
+    assert 'Process 1 has ended early, with exit code 1,' in first.stderr
+  else:  # jax ends it when the heartbeats stop
+    assert first.returncode == -signal.SIGABRT
+
+
+def test_an_error_that_a_lost_process_may_cause_is_left_to_jax():
+  lost = jax.errors.JaxRuntimeError('UNKNOWN: Gloo: Connection closed by peer')
+  full = jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory')
+  wrapped = ValueError('no checkpoint')
+  wrapped.__cause__ = lost
+  assert main._may_be_of_lost_process(lost)
+  assert main._may_be_of_lost_process(wrapped)
+  assert not main._may_be_of_lost_process(full)
+  assert not main._may_be_of_lost_process(KeyError('x'))
