@@ -9,6 +9,7 @@ import pytest
 
 from searchrl.runtime import folder_lock
 from searchrl.runtime import workdir
+import loopback
 
 
 def read(folder):
@@ -30,6 +31,33 @@ def test_a_run_folder_keeps_its_config_and_refuses_another(tmp_path):
   assert read(tmp_path)['a']['b'] == 1
   workdir.prepare(tmp_path, config, allow_changes=True)
   assert read(tmp_path)['a']['b'] == 2
+
+
+PREPARES = r'''
+import pathlib, sys
+import ml_collections
+from searchrl.runtime import processes, shared_folder, workdir
+
+processes.initialize()
+shared_folder._WAIT_SECS = 0
+shared, own = pathlib.Path(sys.argv[1]), sys.argv[2]
+config = ml_collections.ConfigDict(dict(a=1, allow_changes=False))
+prepare = lambda folder: workdir.Workdir(folder, config).prepare()
+out('shared', message(prepare, shared))
+out('files', sorted(file.name for file in shared.iterdir()))
+out('own', message(prepare, pathlib.Path(f'{own}_{processes.index()}')))
+'''
+
+
+def test_a_folder_that_some_processes_do_not_see_is_refused(tmp_path):
+  outputs = loopback.outputs(2, PREPARES, tmp_path / 'run', tmp_path / 'own')
+  assert outputs['shared'] == ['no error, but None'] * 2
+  assert outputs['files'] == [['.lock', 'config.json', 'environment.json']] * 2
+  for number, text in enumerate(outputs['own']):
+    assert text == (
+        'ValueError: --workdir must be a folder that all processes share, but '
+        f'they do not all see {tmp_path}/own_{number}. Set it to one on a '
+        'shared file system.')
 
 
 def test_another_spelling_of_a_path_is_no_change(tmp_path):

@@ -42,6 +42,7 @@ from searchrl.runtime import atomic_files
 from searchrl.runtime import folder_lock
 from searchrl.runtime import processes
 from searchrl.runtime import progress
+from searchrl.runtime import shared_folder
 
 _CHUNK = 1 << 24  # bytes that are read, hashed and uploaded at a time
 _THREADS = 8  # files that are copied at the same time
@@ -81,15 +82,15 @@ def opened(workdir: str) -> Iterator[str]:
     return
   mirror = _Mirror(workdir, scratch() / 'work' / _name(workdir))
 
-  def start() -> str:
+  def start() -> None:
     mirror.folder.mkdir(parents=True, exist_ok=True)
     folder_lock.hold(mirror.folder)
     mirror.pull()
-    (mirror.folder / '.process').write_text(mirror.owner)
-    return mirror.owner
 
-  owner = processes.on_first('store', start)
-  _check_shared(mirror.folder, owner)
+  processes.on_first('store', start)
+  shared_folder.check(
+      mirror.folder, 'SEARCHRL_SCRATCH must be a folder that all processes '
+      'share, if --workdir is in a store')
   if processes.is_first():
     _open.append(mirror)
   try:
@@ -127,17 +128,6 @@ def local(path: str) -> str:
 
 def _name(address: str) -> str:
   return address.rstrip('/').replace('://', '/')
-
-
-def _check_shared(folder: pathlib.Path, owner: str) -> None:
-  """Raises a ValueError unless all processes see the first process's folder."""
-  file = folder / '.process'
-  sees = file.exists() and file.read_text() == owner
-  if not all(processes.exchange('shared', b'1' if sees else b'')):
-    raise ValueError(
-        'SEARCHRL_SCRATCH must be a folder that all processes share, if '
-        f'--workdir is in a store, but they do not all see {folder}. Set it '
-        'to one on a shared file system.')
 
 
 class _Altered(OSError):

@@ -21,6 +21,7 @@ from searchrl.runtime import atomic_files
 from searchrl.runtime import config_fields
 from searchrl.runtime import folder_lock
 from searchrl.runtime import processes
+from searchrl.runtime import shared_folder
 
 CONFIG = 'config.json'
 _CHANGES = 20  # largest number of changed fields that an error lists
@@ -57,10 +58,17 @@ class Workdir:
         allow_changes=self.config.allow_changes))
 
   def prepare(self) -> None:
-    """Makes or reopens the run's directory, writes its config, and locks it."""
+    """Makes or reopens the run's directory, writes its config, and locks it.
+
+    Raises:
+      ValueError: The directory is refused by `prepare`, or some processes do
+        not see it.
+    """
     processes.on_first('workdir', lambda: prepare(
         self.folder, self.config.to_dict(), free=self.free, unset=self.unset,
         allow_changes=self.config.allow_changes))
+    shared_folder.check(
+        self.folder, '--workdir must be a folder that all processes share')
 
   def note(self, name: str, facts: Callable[[], Any], *, alike: bool = False
           ) -> None:
