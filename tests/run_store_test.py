@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """run_store: a folder comes back from a store as it was at some push."""
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -15,7 +16,9 @@ import uuid
 import fsspec
 import pytest
 
+from searchrl.runtime import processes
 from searchrl.runtime import run_store
+from searchrl.runtime import signals
 import train_test
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -169,6 +172,21 @@ def test_a_job_works_in_the_local_folder_and_pushes_at_its_end(scratch):
       raise KeyError
   run_store.local.cache_clear()
   assert contents(pathlib.Path(run_store.local(ADDRESS)) / 'sub') == {'x': '1'}
+
+
+def test_all_processes_wait_for_the_last_push_unless_one_has_failed(
+    scratch, monkeypatch):
+  stored = []
+  monkeypatch.setattr(processes, 'barrier', lambda tag, secs: stored.append(
+      len(fsspec.filesystem('memory').find('/runs/one/turns'))))
+  for error in (None, signals.Stopped(), KeyError()):
+    with contextlib.suppress(signals.Stopped, KeyError):
+      with run_store.opened(ADDRESS) as folder:
+        write(pathlib.Path(folder), x=repr(error))
+        if error:
+          raise error
+  assert stored == [1, 2]  # after the push
+  assert len(fsspec.filesystem('memory').find('/runs/one/turns')) == 3
 
 
 @pytest.fixture(name='bucket')

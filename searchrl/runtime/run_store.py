@@ -43,9 +43,11 @@ from searchrl.runtime import folder_lock
 from searchrl.runtime import processes
 from searchrl.runtime import progress
 from searchrl.runtime import shared_folder
+from searchrl.runtime import signals
 
 _CHUNK = 1 << 24  # bytes that are read, hashed and uploaded at a time
 _THREADS = 8  # files that are copied at the same time
+_UPLOAD_SECS = 24 * 3600  # limit of the wait for the last push
 _KEPT_TURNS = 3  # so that a process that was slow finds its number used
 _open: list[_Mirror] = []  # the mirror of this process's job, if any
 
@@ -93,11 +95,18 @@ def opened(workdir: str) -> Iterator[str]:
       'share, if --workdir is in a store')
   if processes.is_first():
     _open.append(mirror)
+  all_end = False
   try:
     yield str(mirror.folder)
+    all_end = True
+  except signals.Stopped:  # raised by all processes, after the same step
+    all_end = True
+    raise
   finally:
     push()
     _open.clear()
+    if all_end:  # JAX waits only SEARCHRL_SHUTDOWN_SECS for the last process
+      processes.barrier('stored', _UPLOAD_SECS)
 
 
 def push() -> None:
