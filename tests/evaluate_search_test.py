@@ -8,6 +8,7 @@ import pytest
 
 from configs import evaluate_search as evaluate_search_config
 from searchrl.jobs import evaluate_search
+from searchrl.runtime import processes
 
 
 def write(path, records):
@@ -37,6 +38,13 @@ def test_a_table_of_own_questions(config, tmp_path, capsys):
       'word_recall@3': 0.5, 'word_recall@10': 0.5, 'failed': 0.0,
       'left_out': 0.0}
   assert 'recall@3' in capsys.readouterr().out
+
+
+def test_the_first_process_alone_writes_and_prints(
+    config, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(processes, 'is_first', lambda: False)
+  evaluate_search.run(config, str(tmp_path / 'run'))
+  assert not (tmp_path / 'run').exists() and not capsys.readouterr().out
 
 
 def test_generated_worlds_are_evaluated_too(tmp_path):

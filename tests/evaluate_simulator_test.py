@@ -10,6 +10,7 @@ from configs import collect_simulation_data
 from configs import evaluate_simulator as config_file
 from searchrl.papers.zerosearch import collect_simulation_data as collecting
 from searchrl.papers.zerosearch import evaluate_simulator as job
+from searchrl.runtime import processes
 
 
 @pytest.fixture(scope='module')
@@ -31,6 +32,12 @@ def config_of(size, data, **options):
 
 def report(folder):
   return json.loads((folder / 'report.json').read_text())
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(processes, 'count', lambda: 2)
+  with pytest.raises(ValueError, match='needs one process, but there are 2'):
+    job.run(config_of('smoke', tmp_path / 'none.jsonl'), str(tmp_path))
 
 
 @pytest.mark.slow

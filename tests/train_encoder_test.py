@@ -14,6 +14,7 @@ from searchrl.encoders import embedder
 from searchrl.jobs import train_encoder
 from searchrl.models import encoder
 from searchrl.runtime import checkpoint
+from searchrl.runtime import processes
 from searchrl.search import corpus as corpora
 from searchrl.search import engines
 from searchrl.trajectory import Query, Question
@@ -50,6 +51,13 @@ def whole(tmp_path_factory):
   folder = tmp_path_factory.mktemp('encoder')
   train_encoder.run(smoke(), str(folder))
   return folder
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(processes, 'count', lambda: 2)
+  with pytest.raises(ValueError, match='needs one process, but there are 2'):
+    train_encoder.run(smoke(), str(tmp_path))
+  assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -10,19 +10,24 @@ its answer only by chance. Another metric measures the queries of an agent:
 import collections
 from collections.abc import Sequence
 import pathlib
+import sys
 
 from searchrl.agent import rewards
+from searchrl.data import datasets
 from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
 from searchrl.runtime import atomic_files
+from searchrl.runtime import processes
 from searchrl.search import ir_metrics
 from searchrl.trajectory import Question, SearchFn
 
 
 def run(config, workdir: str) -> None:
   """Prints recall by set and hops, and writes it to retrieval.json.
+
+  Of several processes, the first does so.
 
   Args:
     config: Config of the job; see configs/evaluate_search.py.
@@ -34,7 +39,7 @@ def run(config, workdir: str) -> None:
   folder, search = pathlib.Path(workdir), config.search
   config_checks.check(config)
   config_checks.check_worlds(config)
-  sets = build.evaluation_sets(config, folder)
+  sets = datasets.shared(lambda: build.evaluation_sets(config, folder))
   if not sets:
     raise ValueError(
         f'data.evaluate must name questions for {search.engine!r}, whose '
@@ -43,8 +48,9 @@ def run(config, workdir: str) -> None:
   rows = [{'set': dataset.name, 'engine': search.engine} | row
           for dataset, engine in zip(sets, engines) for row in
           recall_by_hops(dataset.questions, engine, config.retrieval.top_ks)]
-  atomic_files.write_json(folder / 'retrieval.json', rows)
-  print(figures.table(rows))
+  processes.on_first('retrieval', lambda: atomic_files.write_json(
+      folder / 'retrieval.json', rows))
+  processes.say(figures.table(rows), file=sys.stdout)
 
 
 def recall_by_hops(questions: Sequence[Question], search: SearchFn,

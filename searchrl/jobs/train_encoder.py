@@ -23,6 +23,7 @@ from searchrl.experiment import config_checks
 from searchrl.models import contrastive
 from searchrl.models import encoder as encoders
 from searchrl.models import weights
+from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.training import optimizer as optimizers
 from searchrl.training import supervised
@@ -41,10 +42,14 @@ def run(config, workdir: str) -> None:
     workdir: Directory for tokenizer/, checkpoints/ and model/.
 
   Raises:
-    FileNotFoundError, ValueError: Data, model or an option cannot be used.
+    FileNotFoundError, ValueError: Data, model or an option cannot be used, or
+      there are several processes.
   """
   folder, data = pathlib.Path(workdir), config.data
   config_checks.check(config)
+  if processes.count() > 1:
+    raise ValueError('the training of an encoder needs one process, but '
+                     f'there are {processes.count()}. Start it alone.')
   directory = workdirs.Workdir(folder, config, ('save_every',))
   directory.prepare()
   if data.pairs:

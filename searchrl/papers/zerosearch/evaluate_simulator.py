@@ -17,6 +17,7 @@ from searchrl.papers.zerosearch import query_pairs
 from searchrl.papers.zerosearch import simulator_report
 from searchrl.runtime import atomic_files
 from searchrl.runtime import mesh as meshes
+from searchrl.runtime import processes
 from searchrl.search import engine_wrappers
 from searchrl.search import mapped_corpus
 from searchrl.search.corpus import Corpus
@@ -33,7 +34,8 @@ def run(config, workdir: str) -> None:
     workdir: Directory for the three files.
 
   Raises:
-    ValueError, FileNotFoundError: The config cannot be run.
+    ValueError, FileNotFoundError: The config cannot be run, or there are
+      several processes.
   """
   folder, options = pathlib.Path(workdir), config.simulator
   # Other engines do not have the options that are set below.
@@ -41,6 +43,9 @@ def run(config, workdir: str) -> None:
     raise ValueError(f'search.engine must be {ENGINE!r}, but is '
                      f'{config.search.engine!r}.')
   config_checks.check(config)
+  if processes.count() > 1:
+    raise ValueError('the evaluation of a simulated engine needs one process, '
+                     f'but there are {processes.count()}. Start it alone.')
   pairs = query_pairs.read(options.data)
   order = np.random.default_rng(config.seed).permutation(len(pairs))
   pairs = [pairs[place] for place in order[:options.limit or None]]
