@@ -8,9 +8,10 @@
 #
 # The variables are those of tpu_pod.sh. The workdir must outlive the slice. All
 # rounds run the commit that REVISION names when the first one starts, if this
-# machine can read REPO. Gives up after MAX_RESTARTS (100), or after three runs in
-# a row that end within QUICK_SECS (300), for which restarts are no help. The
-# slice remains when the run is done: delete it. --dry-run, first, prints one round.
+# machine can read REPO. A failed creation or deletion is tried again, and counts
+# as a restart. Gives up after MAX_RESTARTS (100), or after three runs in a row
+# that end within QUICK_SECS (300), for which restarts are no help. The slice
+# remains when the run is done: delete it. --dry-run, first, prints one round.
 set -euo pipefail
 pod=$(dirname "$0")/tpu_pod.sh
 
@@ -37,6 +38,14 @@ fi
 unset GIT_DIR
 restarts=0
 quick=0
+
+change() {  # $1: create or delete. If it fails, the loop tries it again.
+  "$pod" "$1" || {
+    restarts=$((restarts + 1))
+    echo "launch/tpu_pod.sh $1 has failed for $NAME and is tried again." >&2
+  }
+}
+
 while ((restarts < ${MAX_RESTARTS:-100} && quick < 3)); do
   state=$("$pod" status 2>/dev/null || echo NONE)
   case $state in
@@ -54,11 +63,11 @@ while ((restarts < ${MAX_RESTARTS:-100} && quick < 3)); do
       fi
       echo "The run ended before it was done, for the ${restarts}th time."
       ;;
-    NONE)
-      "$pod" create
+    NONE)  # or gcloud failed, and then `create` finds the slice
+      change create
       ;;
     SUSPENDED | FAILED)  # preempted, or never granted; delete it first
-      "$pod" delete
+      change delete
       ;;
     *)
       echo "$NAME is $state."

@@ -27,6 +27,10 @@ if [[ ${1:-} == --processes=* ]]; then
   processes=${1#*=}
   shift
 fi
+if [[ ! $processes =~ ^[1-9][0-9]*$ ]]; then
+  echo "--processes must be a whole number above 0, but is '$processes'." >&2
+  exit 2
+fi
 if ((processes == 1)); then
   exec "$here/run.sh" "${dry[@]}" "$@"
 fi

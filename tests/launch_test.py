@@ -249,6 +249,16 @@ def test_gpu_host_deals_gpus_to_processes(tmp_path):
   assert done.returncode == 2 and '3 processes must divide 4' in done.stderr
 
 
+@pytest.mark.parametrize('number', ['0', '', 'two', '-1', '1.5'])
+def test_gpu_host_refuses_what_is_no_number_of_processes(tmp_path, number):
+  commands = stand_in(tmp_path, 'python')
+  done = launch('gpu_host.sh', f'--processes={number}', *FLAGS,
+                path=str(tmp_path), GPUS='4')
+  assert done.returncode == 2 and not commands()
+  assert done.stderr == ('--processes must be a whole number above 0, but is '
+                         f"'{number}'.\n")
+
+
 @pytest.mark.parametrize('script, words, program', [
     ('gpu_host.sh', [], 'python'), ('gpu_host.sh', ['--processes=2'], 'python'),
     ('slurm.sbatch', [], 'srun')])
@@ -328,12 +338,13 @@ def repository(folder):
                         capture_output=True, text=True).stdout.strip()
 
 
-def babysit(tmp_path, run, **variables):
+def babysit(tmp_path, run, before='', **variables):
   """(what became of it, what was done to the slice), after a preemption."""
   (tmp_path / 'state').write_text('SUSPENDED\n')
   variables = {**VARIABLES['babysit_tpu.sh'], 'REPO': str(tmp_path / 'repo'),
                **variables}
-  stand_in(tmp_path, 'gcloud', does=GCLOUD.format(folder=tmp_path, run=run))
+  stand_in(tmp_path, 'gcloud', does=before + GCLOUD.format(
+      folder=tmp_path, run=run))
   done = launch(
       'babysit_tpu.sh', *FLAGS, path=str(tmp_path), POLL_SECS='0',
       LOGS=str(tmp_path / 'logs'), **variables)
@@ -363,6 +374,28 @@ def test_babysitting_gives_up_on_what_no_restart_mends(tmp_path):
   assert verbs.count('run.sh') == 3
   assert 'a later round may run newer code' in done.stderr  # no repository
   assert (tmp_path / 'log').read_text().count('fetch origin v1 &&') == 3
+
+
+def test_babysitting_tries_a_failed_change_of_the_slice_again(tmp_path):
+  repository(tmp_path / 'repo')
+  fails = ('case "$*" in *"resources {}"*) '
+           '[[ -e {}/{} ]] || {{ touch {}/{}; exit 1; }} ;; esac\n')
+  text = ''.join(fails.format(verb, *(tmp_path, verb) * 2)
+                 for verb in ('create', 'delete'))
+  done, verbs = babysit(tmp_path, 'exit 0', before=text)
+  assert done.returncode == 0, done.stderr
+  assert verbs == 2 * ['delete'] + 2 * ['create'] + ['git clone', 'run.sh']
+  for verb in ('create', 'delete'):
+    assert done.stderr.count(f'tpu_pod.sh {verb} has failed for my-tpu') == 1
+
+
+def test_babysitting_gives_up_on_a_slice_that_cannot_be_created(tmp_path):
+  repository(tmp_path / 'repo')
+  done, verbs = babysit(
+      tmp_path, 'exit 0', MAX_RESTARTS='4',
+      before='case "$*" in *"resources create"*) exit 1 ;; esac\n')
+  assert done.returncode == 1 and 'Gives up on my-tpu' in done.stderr
+  assert verbs == ['delete'] + 4 * ['create']
 
 
 def test_tpu_pod_gives_the_compiler_the_flags_of_the_chip(tmp_path):
