@@ -116,6 +116,21 @@ def test_a_sparse_graph_misses_some_alike_every_time_and_is_recorded(loader):
   assert 100 < missed < 2000
 
 
+@pytest.mark.parametrize('backend, options', [
+    ('hnsw', dict(links=4, construction=8, visited=2)), ('scann', {})])
+def test_a_query_finds_the_same_beside_others_with_a_larger_top_k(
+    loader, backend, options):
+  pytest.importorskip('faiss' if backend == 'hnsw' else 'scann')
+  large = make_corpus(scann_index._TREE_FROM + 100)
+  search = make(loader, large, backend=backend, min_recall=0.0, **options)
+  queries = [Query(f'{p.title} near', 2, QUESTION) for p in large][:200]
+  alone = [search([query])[0] for query in queries]
+  others = [Query('b near d', top_k, QUESTION) for top_k in (100, 0, 7)]
+  *together, hundred, none, seven = search([*queries, *others])
+  assert together == alone
+  assert (len(hundred), none, len(seven)) == (100, (), 7)
+
+
 def test_the_record_names_encoder_backend_and_recall(loader):
   base = {'engine': 'dense', 'corpus': CORPUS.digest, 'passages': 40,
           'encoder': {'path': 'e', 'digest': 'e'}}

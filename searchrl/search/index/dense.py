@@ -183,17 +183,35 @@ def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
         f'{index.count}. Build it from this corpus.')
 
   def search(queries: Sequence[Query]) -> list[Passages]:
-    k = max((query.top_k for query in queries), default=0)
-    if k < 1:
+    top_ks = np.array([query.top_k for query in queries])
+    if not (top_ks > 0).any():
       return [()] * len(queries)
     vectors = encoded(encode, [q.text for q in queries], 'query')
-    scores, ids = index(vectors, k)
+    rows = _search(index, vectors, top_ks)
     return [
-        _passages(corpus, ids[i, :query.top_k], scores[i])
-        if query.text.strip() and vectors[i].any() else ()
-        for i, query in enumerate(queries)]
+        _passages(corpus, ids[:query.top_k], scores)
+        if query.text.strip() and vector.any() else ()
+        for query, vector, (scores, ids) in zip(queries, vectors, rows)]
 
   return engine_wrappers.Wrapped(search, (index,))
+
+
+def _search(index: exact_host.Index, vectors: Float[np.ndarray, 'B D'],
+            top_ks: Int[np.ndarray, 'B']
+           ) -> list[tuple[Float[np.ndarray, 'K'], Int[np.ndarray, 'K']]]:
+  """Returns the scores and ids of each query, at least its top_k of them.
+
+  An approximate index is called once for each top_k, because it looks at more
+  rows for a larger k: one query would change what the others find.
+  """
+  if not index.is_approximate:
+    return [*zip(*index(vectors, int(top_ks.max())))]
+  found = [(np.zeros(0, np.float32), np.zeros(0, np.int64))] * len(vectors)
+  for k in {*top_ks[top_ks > 0].tolist()}:
+    places = np.flatnonzero(top_ks == k)
+    for place, row in zip(places, zip(*index(vectors[places], k))):
+      found[place] = row
+  return found
 
 
 def encoded(

@@ -34,6 +34,7 @@ class Index:
   # Takes part in searches until all processes have finished; None: the index
   # belongs to one process. See `joint_search`.
   finish: Callable[[], None] | None = None
+  is_approximate: bool = False  # a larger k may change the first ids, too
 
   @property
   def is_joint(self) -> bool:

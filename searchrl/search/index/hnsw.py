@@ -101,4 +101,5 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
     options = faiss.SearchParametersHNSW(efSearch=max(visited, k))
     return index.search(vectors, k, params=options)
 
-  return exact_host.Index('hnsw', source.count, source.dim, find)
+  return exact_host.Index('hnsw', source.count, source.dim, find,
+                          is_approximate=True)

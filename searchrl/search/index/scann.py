@@ -240,7 +240,8 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
            for part in parts]
     return _rank(rows, vectors, np.concatenate(ids, 1), k)
 
-  return exact_host.Index('scann', source.count, source.dim, find)
+  return exact_host.Index('scann', source.count, source.dim, find,
+                          is_approximate=True)
 
 
 def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
