@@ -96,8 +96,28 @@ def test_what_libraries_return_of_too_few_rows_is_no_row():
 
 
 def test_recall_counts_by_hand_and_ties_count_for_each_other():
+  scores = np.zeros((2, 10), np.float32)
   exact_ids = np.array([[4, 2, 7, 9], [1, 2, 3, 4]])
-  exact = np.array([[.9, .8, .7, .7], [.9, .8, .7, .1]])
+  scores[0, exact_ids[0]] = .9, .8, .7, .7
+  scores[1, exact_ids[1]] = .9, .8, .7, .1
   found = np.array([[2, 9, 4], [1, 8, -1]])
-  assert exact_host.recall(found, exact_ids, exact, 3) == pytest.approx(4 / 6)
-  assert exact_host.recall(exact_ids, exact_ids, exact, 3) == 1
+  recall_of = exact_host.recall_of(
+      vector_store.InMemory(scores.T), np.eye(2, dtype=np.float32), 3)
+  assert recall_of(found) == pytest.approx(4 / 6)
+  assert recall_of(exact_ids) == 1
+
+
+def test_recall_counts_each_of_many_rows_that_tie():
+  """An index that compares all rows, and takes the last of equal ones."""
+  rng = np.random.default_rng(0)
+  rows = unit(rng, 400, 24) * 7  # rounding of float32 exceeds 1e-6 here
+  rows[100:300] = rows[0]
+  vectors = np.concatenate([rows[:40], unit(rng, 40, 24)]).astype(np.float32)
+  source = vector_store.InMemory(rows)
+  ids = 399 - exact_host.on_host(
+      vector_store.InMemory(rows[::-1]))(vectors, 3)[1]
+  assert (ids[0] > 290).all()
+  recall_of = exact_host.recall_of(source, vectors, 3)
+  assert recall_of(ids) == 1
+  ids[:, 2] = -1
+  assert recall_of(ids) == pytest.approx(2 / 3)

@@ -24,7 +24,6 @@ from searchrl.search.index import vector_store
 
 KINDS = {'scann': scann_index, 'hnsw': hnsw}
 _K = 3  # passages of the measured recall@3, which is also a usual top_k
-_TIES = 10  # further exact rows, which show the rows that tie with the k-th
 
 
 def build(
@@ -164,12 +163,11 @@ def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
   The trials are all settings that were tried, with their recall@3.
   """
   module, measured = _module(kind), []
-  exact_scores, exact_ids = exact_host.on_host(source)(queries, _K + _TIES)
+  recall_of = exact_host.recall_of(source, queries, min(_K, source.count))
   for settings in ladder or module.ladder(built):
     index = module.open_(folder, built, source, **settings)
     _, ids = index(queries, _K)
-    measured.append({**settings, 'recall@3': exact_host.recall(
-        ids, exact_ids, exact_scores, min(_K, source.count))})
+    measured.append({**settings, 'recall@3': recall_of(ids)})
     say(f'{kind} {settings}: recall@3 {measured[-1]["recall@3"]:.4f}')
     if measured[-1]['recall@3'] >= recall:
       break
