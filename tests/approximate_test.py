@@ -269,6 +269,42 @@ def test_an_index_below_the_least_recall_does_not_open(built, large):
   assert manifest['queries'] == 200
 
 
+def test_settings_of_ones_own_need_no_measured_recall(built, large):
+  kind, folder, manifest = built
+  index = approximate.open_(kind, large[0], folder, min_recall=1.01,
+                            **manifest['settings'])
+  assert true_recall(index, *large[1:]) >= .96
+
+
+def test_another_target_or_other_queries_tune_an_index_again(tmp_path, kind):
+  rows, vectors = clustered(5000)
+  store, said = make_store(tmp_path / 'v', rows), []
+
+  def build(target, asked, queries=vectors):
+    said.clear()
+    approximate.build_if_changed(
+        kind, store, tmp_path / 'i', queries, recall=target, asked=asked,
+        say=said.append, **{'links': 4} if kind == 'hnsw' else {})
+    return approximate.read_manifest(tmp_path / 'i', store)
+
+  files = lambda: {f: f.read_bytes() for f in (tmp_path / 'i').rglob('*')
+                   if f.is_file() and f.name != 'manifest.json'}
+  low, before = build(.5, 'a'), files()
+  assert build(.5, 'a') == low and 'already built, recall' in said[0]
+  high = build(1.0, 'a')
+  assert 'tuned again for recall.target=1.0' in said[0]
+  assert len(high['measured']) > len(low['measured'])
+  assert high['recall@3'] > low['recall@3'] and files() == before
+  few = build(1.0, 'b', vectors[:50])
+  assert few['queries'] == 50 and few['tuned_for'] == [1.0, 'b']
+  approximate.open_(kind, store, tmp_path / 'i', min_recall=0)
+  del few['tuned_for']  # as an older version wrote it
+  few['recall@3'] = .9
+  manifests.rewrite(tmp_path / 'i', few)
+  assert build(.5, 'c') == few
+  assert build(1.0, 'c')['tuned_for'] == [1.0, 'c']
+
+
 def edited(folder, **changes):
   """Another manifest, as if it had been written so."""
   raw = json.loads((folder / 'manifest.json').read_text()) | changes

@@ -125,6 +125,17 @@ def test_what_is_built_is_not_built_again(tmp_path, corpus, capsys):
   assert tree(tmp_path / 'i') == before
 
 
+def test_recall_is_measured_by_queries_that_a_search_answers(tmp_path, bert):
+  """A search never asks a blank query, though the encoder has its vector."""
+  pytest.importorskip('faiss')
+  blank = (Passage('50', '', ' '), Passage('51', '', ''))
+  corpora.write(tmp_path / 'c.jsonl', PASSAGES + blank)
+  build_index.run(configured(tmp_path / 'c.jsonl', bert, build=('hnsw',)),
+                  tmp_path / 'i')
+  manifest = json.loads((tmp_path / 'i/hnsw/manifest.json').read_text())
+  assert manifest['queries'] == 50
+
+
 def test_bm25_alone_writes_no_vectors(tmp_path, corpus, capsys):
   config = configured(corpus, build=('bm25',))
   assert build_index_config.get_config('bm25').build == config.build

@@ -7,11 +7,11 @@ approximate indexes from the vectors. If only BM25 is built, vectors are written
 only if an encoder is named. See configs/build_index.py.
 """
 
+import hashlib
+import json
 import pathlib
 import sys
 from typing import Any
-
-import numpy as np
 
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
@@ -124,16 +124,18 @@ def _build_approximate(config, folder: pathlib.Path, store: vector_store.Store,
   """Builds missing indexes of vectors that the config names."""
   kinds = [kind for kind in config.build if kind in approximate.KINDS]
   if kinds:
-    queries = _queries(config.recall, corpus, encode)
+    texts = _queries(config.recall, corpus)
+    vectors = dense.encoded(encode, texts, 'query')
+    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
   for kind in kinds:
     with progress.phase(f'Building {kind}'):
       approximate.build_if_changed(
-          kind, store, folder / kind, queries, recall=config.recall.target,
-          say=_say, **config[kind])
+          kind, store, folder / kind, vectors[vectors.any(1)],
+          recall=config.recall.target, asked=digest, say=_say, **config[kind])
 
 
-def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:
-  """Returns query vectors for the measurement of recall.
+def _queries(options, corpus) -> list[str]:
+  """Returns queries for the measurement of recall; none of them is blank.
 
   They are questions. Without questions, a query is the first ten words of a
   passage.
@@ -145,8 +147,7 @@ def _queries(options, corpus, encode: dense.EncodeFn) -> np.ndarray:
     passages = [corpus[int(i)] for i in dense.evenly_spaced(
         len(corpus), options.count)]
     texts = [' '.join((p.text or p.title).split()[:10]) for p in passages]
-  vectors = dense.encoded(encode, texts, 'query')
-  return vectors[vectors.any(1)]
+  return [text for text in texts if text.strip()]
 
 
 def _say(text: str) -> None:

@@ -33,6 +33,7 @@ def build(
     queries: Float[np.ndarray, 'Q D'],
     *,
     recall: float = 0.99,
+    asked: str = '',
     say: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def build(
     recall: Target recall@3: share of the 3 best rows of exact search that the
       index finds. If no settings reach it, the most thorough ones are kept,
       with the recall that they have.
+    asked: Digest of the queries' texts, for the manifest.
     say: Function that receives a line of text for each setting that is tried.
     **options: Options of `scann.build` or `hnsw.build`.
 
@@ -69,12 +71,11 @@ def build(
         f'is {recall}, and there are {len(queries)}.')
   with atomic_files.new_folder(folder) as new:
     built = module.build(store, new, **options)
-    _, settings, measured = _tuned(
+    _, tuned = _tuned(
         kind, built, new, store, queries, recall=recall, say=say)
     return manifests.write(new, {
-        'kind': kind, 'of': store.fingerprint, 'built': built,
-        'settings': settings, 'recall@3': measured[-1]['recall@3'],
-        'queries': len(queries), 'measured': measured, 'options': options})
+        'kind': kind, 'of': store.fingerprint, 'built': built, **tuned,
+        'tuned_for': [recall, asked], 'options': options})
 
 
 def build_if_changed(
@@ -85,12 +86,14 @@ def build_if_changed(
     *,
     recall: float,
     say: Callable[[str], None],
+    asked: str = '',
     **options: Any,
 ) -> None:
   """Builds and writes an approximate index, unless the folder has it already.
 
   The existing index is kept if its vectors and options are the same and its
-  files are undamaged. A warning is given if the new index misses its target.
+  files are undamaged. Its search is tuned again if the target recall or the
+  queries have changed. A warning is given if the index misses its target.
 
   Args:
     kind: Kind of index, 'scann' or 'hnsw'.
@@ -99,22 +102,43 @@ def build_if_changed(
     queries: Query vectors with which recall is measured.
     recall: Target recall@3: share of the 3 best rows that a search finds.
     say: Function that receives a line of text about what is done.
+    asked: Digest of the queries' texts.
     **options: Options of `scann.build` or `hnsw.build`.
   """
-  if (folder / 'manifest.json').exists():
-    try:
-      manifest = read_manifest(folder, store)
-      if manifest['options'] == options:
-        manifests.check(folder, manifest)
-        say(f'{kind}: already built, recall@3 {manifest["recall@3"]:.4f}')
-        return
-    except ValueError as error:
-      say(f'{kind} is built again: {error}')
-  manifest = build(
-      kind, store, folder, queries, recall=recall, say=say, **options)
+  manifest = _existing(kind, store, folder, options, say)
+  if manifest is None:
+    manifest = build(kind, store, folder, queries, recall=recall, asked=asked,
+                     say=say, **options)
+  elif manifest.get('tuned_for') == [recall, asked] or (
+      'tuned_for' not in manifest and manifest['recall@3'] >= recall):  # older
+    say(f'{kind}: already built, recall@3 {manifest["recall@3"]:.4f}')
+  else:
+    say(f'{kind}: already built, and tuned again for recall.target={recall} '
+        f'and {len(queries)} queries')
+    _, tuned = _tuned(kind, manifest['built'], folder, store, queries,
+                      recall=recall, say=say)
+    manifest |= tuned | {'tuned_for': [recall, asked]}
+    manifests.rewrite(folder, manifest)
   if manifest['recall@3'] < recall:
     say(f'Warning: {kind} reaches recall@3 {manifest["recall@3"]:.4f}, below '
         f'recall.target={recall}.')
+
+
+def _existing(kind: str, store: vector_store.Store, folder: pathlib.Path,
+              options: Mapping[str, Any], say: Callable[[str], None]
+             ) -> dict[str, Any] | None:
+  """Returns the manifest of an undamaged index with these options, or None."""
+  if not (folder / 'manifest.json').exists():
+    return None
+  try:
+    manifest = read_manifest(folder, store)
+    if manifest['options'] != options:
+      return None
+    manifests.check(folder, manifest)
+    return manifest
+  except ValueError as error:
+    say(f'{kind} is built again: {error}')
+    return None
 
 
 def in_memory(
@@ -146,21 +170,22 @@ def in_memory(
   module = _module(kind)
   with tempfile.TemporaryDirectory(prefix='searchrl_') as name:
     folder = pathlib.Path(name)  # the loaded index does not need it
-    index, _, measured = _tuned(
+    index, tuned = _tuned(
         kind, module.build(source, folder, **options), folder, source, queries,
         recall=0.99, ladder=[settings] if settings else None)
-  measure = measured[-1]['recall@3']
-  _check_recall(kind, measure, min_recall)
-  return index, measure
+  _check_recall(kind, tuned['recall@3'], min_recall)
+  return index, tuned['recall@3']
 
 
 def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
            source: vector_store.Source, queries: Float[np.ndarray, 'Q D'], *,
            recall: float, say: Callable[[str], None] = lambda text: None,
-           ladder: Sequence[Mapping[str, int]] | None = None):
-  """Returns the fastest index that reaches a recall, its settings, and trials.
+           ladder: Sequence[Mapping[str, int]] | None = None
+          ) -> tuple[exact_host.Index, dict[str, Any]]:
+  """Returns the fastest index that reaches a recall, and facts about it.
 
-  The trials are all settings that were tried, with their recall@3.
+  The facts are its settings and their recall@3, the number of queries, and as
+  'measured' all settings that were tried.
   """
   module, measured = _module(kind), []
   recall_of = exact_host.recall_of(source, queries, min(_K, source.count))
@@ -171,7 +196,8 @@ def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
     say(f'{kind} {settings}: recall@3 {measured[-1]["recall@3"]:.4f}')
     if measured[-1]['recall@3'] >= recall:
       break
-  return index, settings, measured
+  return index, {'settings': settings, 'recall@3': measured[-1]['recall@3'],
+                 'queries': len(queries), 'measured': measured}
 
 
 def read_manifest(folder: pathlib.Path, store: vector_store.Store
@@ -209,7 +235,7 @@ def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
     folder: Directory of the index.
     min_recall: Least recall@3 that the tuned settings must have had.
     **settings: Settings that replace the tuned ones. Their recall has not been
-      measured.
+      measured, and none is required.
 
   Raises:
     FileNotFoundError: There is no manifest.
@@ -220,7 +246,8 @@ def open_(kind: str, store: vector_store.Store, folder: pathlib.Path, *,
   module = _module(kind)
   manifest = read_manifest(folder, store)
   manifests.check(folder, manifest)
-  _check_recall(str(folder), manifest['recall@3'], min_recall)
+  if not settings:
+    _check_recall(str(folder), manifest['recall@3'], min_recall)
   return module.open_(
       folder, manifest['built'], store, **manifest['settings'] | settings)
 

@@ -30,8 +30,13 @@ def write(folder: pathlib.Path, facts: Mapping[str, Any]) -> dict[str, Any]:
            for file in sorted(folder.rglob('*')) if file.is_file()}
   manifest = {**facts, 'bytes': {
       name: (folder / name).stat().st_size for name in files}, 'crc32': files}
-  atomic_files.write_json(folder / _NAME, manifest | {'seal': seal(manifest)})
+  rewrite(folder, manifest)
   return manifest
+
+
+def rewrite(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
+  """Replaces a folder's manifest by one with other facts of the same files."""
+  atomic_files.write_json(folder / _NAME, {**manifest, 'seal': seal(manifest)})
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
