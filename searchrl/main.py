@@ -258,7 +258,8 @@ def _workdir(options: argparse.Namespace) -> str:
   """
   file = pathlib.Path(options.config.partition(':')[0])
   workdir = options.workdir or str(pathlib.Path('runs') / file.stem)
-  if '://' not in workdir:
+  workdir = workdir.removeprefix(run_store.LOCAL)
+  if not run_store.is_store(workdir):
     workdir = os.path.expanduser(workdir)  # shells leave the ~ of --workdir=~/x
   if pathlib.Path(workdir).is_file():
     raise ValueError(f'--workdir must be a folder, but {workdir} is a file.')

@@ -47,6 +47,7 @@ for arguments in (
     ['--config=configs/grpo.py', '--config.seed=1', '--workdir=a', job,
      '--allow_changes'],
     ['--config=configs/grpo.py', '--config.data.mix=(1,)', job],
+    ['--config=configs/grpo.py', '--workdir=file:///a/run', job],
     ['--config=configs/grpo.py', '--config.sed=1'],
     ['--config=configs/sft.py', '--config.nothing=1'],
     [job, '--config.data.mix=(2,)', '--config=configs/grpo.py:smoke']):
@@ -63,7 +64,7 @@ def test_a_process_can_run_several_commands_which_know_nothing_of_each_other():
                          check=True, text=True, cwd=ROOT)
   assert ast.literal_eval(found.stdout) == [
       'plan', ('a', 1, (1, 1, 1), True), ('runs/grpo', 0, (1,), False),
-      'refused', 'refused', ('runs/grpo', 0, (2,), False)]
+      ('/a/run', 0, (1, 1, 1), False), 'refused', 'refused', ('runs/grpo', 0, (2,), False)]
 
 
 TRAINS = """

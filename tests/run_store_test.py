@@ -57,6 +57,15 @@ def test_a_local_folder_is_used_as_it_is(tmp_path):
   assert run_store.local('runs/dspo') == 'runs/dspo'
 
 
+def test_the_address_of_a_local_folder_is_its_path(tmp_path):
+  path = tmp_path / 'missing' / 'run'
+  with run_store.opened(f'file://{path}') as folder:
+    assert folder == str(path)
+  assert run_store.local(f'file://{path}') == str(path)
+  assert not run_store.is_store(f'file://{path}')
+  assert run_store.is_store('s3://bucket/run')
+
+
 def test_another_machine_gets_what_was_pushed_and_nothing_else(scratch):
   first = mirror(scratch / 'a')
   write(first.folder, kept='1', changed='2', deleted='3')

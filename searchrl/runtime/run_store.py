@@ -45,6 +45,8 @@ from searchrl.runtime import progress
 from searchrl.runtime import shared_folder
 from searchrl.runtime import signals
 
+LOCAL = 'file://'  # an address that begins so is a path of this machine
+
 _CHUNK = 1 << 24  # bytes that are read, hashed and uploaded at a time
 _THREADS = 8  # files that are copied at the same time
 _UPLOAD_SECS = 24 * 3600  # limit of the wait for the last push
@@ -62,8 +64,11 @@ def scratch() -> pathlib.Path:
 
 
 def is_store(path: str) -> bool:
-  """Returns whether a path is the address of an object store."""
-  return '://' in path
+  """Returns whether a path is the address of an object store.
+
+  That of a local folder, such as file:///tmp/run, is not.
+  """
+  return '://' in path and not path.startswith(LOCAL)
 
 
 @contextlib.contextmanager
@@ -71,7 +76,7 @@ def opened(workdir: str) -> Iterator[str]:
   """Yields the local folder of a job, and copies it to its store at the end.
 
   Args:
-    workdir: Local folder, which is yielded unchanged, or address of a store. A
+    workdir: Local folder, which is yielded itself, or address of a store. A
       store's files are first copied to the local folder.
 
   Raises:
@@ -80,7 +85,7 @@ def opened(workdir: str) -> Iterator[str]:
     OSError: The folder could not be copied.
   """
   if not is_store(workdir):
-    yield workdir
+    yield workdir.removeprefix(LOCAL)
     return
   mirror = _Mirror(workdir, scratch() / 'work' / _name(workdir))
 
@@ -120,14 +125,14 @@ def local(path: str) -> str:
   """Returns a local folder that has the files of a run.
 
   Args:
-    path: Local folder, which is returned unchanged, or address of a store, from
+    path: Local folder, which is returned itself, or address of a store, from
       which the files are copied.
 
   Raises:
     ValueError: The store cannot be read.
   """
   if not is_store(path):
-    return path
+    return path.removeprefix(LOCAL)
   mirror = _Mirror(path, scratch() / 'copies' / _name(path))
   mirror.folder.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(mirror.folder / folder_lock.FILE):
