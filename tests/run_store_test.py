@@ -167,6 +167,89 @@ def test_an_altered_object_is_refused(scratch):
     mirror(scratch / 'b')
 
 
+def away(store, monkeypatch, times, *, writes=False):
+  """Lets the first `times` calls that write a turn fail, or seem to."""
+  calls, pipe = itertools.count(), store._fs.pipe_file
+
+  def pipe_file(*args, **options):
+    fails = next(calls) < times
+    if writes or not fails:
+      pipe(*args, **options)
+    if fails:
+      raise ConnectionError('no route')
+
+  monkeypatch.setattr(store._fs, 'pipe_file', pipe_file)
+
+
+@pytest.mark.parametrize('writes', [False, True])
+def test_a_store_that_is_away_is_asked_again(
+    scratch, monkeypatch, capsys, writes):
+  """If the turn was written but the answer lost, it is not another run's."""
+  monkeypatch.setattr(run_store, '_PAUSES', (0, 0))
+  one = mirror(scratch / 'a')
+  write(one.folder, x='1')
+  away(one, monkeypatch, 2 - writes, writes=writes)
+  one.push()
+  said = capsys.readouterr().err
+  assert said.count('ConnectionError: no route') == 2 - writes
+  assert 'It is tried again in 0 s.' in said
+  assert contents(mirror(scratch / 'b').folder) == {'sub/x': '1'}
+  assert contents(one.folder) == {'sub/x': '1'}
+  write(one.folder, x='2')
+  one.push()
+  assert contents(mirror(scratch / 'b').folder) == {'sub/x': '2'}
+
+
+def test_files_that_could_not_be_copied_are_kept_and_copied_by_the_next_start(
+    scratch, monkeypatch):
+  monkeypatch.setattr(run_store, '_PAUSES', ())
+  one = mirror(scratch / 'a')
+  write(one.folder, kept='1', changed='1')
+  one.push()
+  write(one.folder, changed='2', new='2')
+  with monkeypatch.context() as patch:
+    away(one, patch, 1)
+    with pytest.raises(OSError, match='no route.* lacks are in .*/a. The same'):
+      one.push()
+  for _ in range(2):  # as if the first of two starts were killed
+    two = mirror(scratch / 'a')
+  write(two.folder, newer='3')
+  two.push()
+  expected = {'sub/kept': '1', 'sub/changed': '2', 'sub/new': '2',
+              'sub/newer': '3'}
+  assert contents(mirror(scratch / 'b').folder) == expected
+  assert contents(mirror(scratch / 'a').folder) == expected
+
+
+def test_files_that_could_not_be_copied_are_dropped_if_another_run_went_on(
+    scratch, monkeypatch):
+  monkeypatch.setattr(run_store, '_PAUSES', ())
+  one, two = mirror(scratch / 'a'), mirror(scratch / 'b')
+  write(one.folder, x='one', y='one')
+  with monkeypatch.context() as patch:
+    away(one, patch, 1)
+    with pytest.raises(OSError):
+      one.push()
+  write(two.folder, x='two')
+  two.push()
+  assert contents(mirror(scratch / 'a').folder) == {'sub/x': 'two'}
+
+
+def test_a_store_that_forbids_to_write_is_not_asked_again(
+    scratch, monkeypatch, capsys):
+  one = mirror(scratch / 'a')
+  write(one.folder, x='1')
+
+  def forbid(*args, **options):
+    raise PermissionError('Access Denied')
+
+  monkeypatch.setattr(one._fs, 'pipe_file', forbid)
+  monkeypatch.setattr(run_store.time, 'sleep', None)
+  with pytest.raises(OSError, match='Access Denied.* are in '):
+    one.push()
+  assert 'again' not in capsys.readouterr().err
+
+
 def test_a_store_that_cannot_be_used_is_refused_with_a_sentence(scratch):
   with pytest.raises(ValueError, match='nosuch://x needs|nosuch'):
     with run_store.opened('nosuch://x'):

@@ -12,7 +12,8 @@ end; one such copy is called a turn. The store has two folders:
 An object is never rewritten, and a turn is written after the files that it
 names. The newest turn is the run. So a `kill -9` at any moment leaves the run
 as it was at some checkpoint. Files that no turn names are deleted by the next
-push.
+push. If a push fails, the local folder is marked, and the next start here keeps
+its files, unless the store has a newer turn.
 
 A store has no locks. Instead, a turn is created only if its number is unused,
 which S3 and Google Cloud Storage check, and only by the process that read or
@@ -32,6 +33,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 from typing import Any
 import uuid
 
@@ -51,6 +53,8 @@ _CHUNK = 1 << 24  # bytes that are read, hashed and uploaded at a time
 _THREADS = 8  # files that are copied at the same time
 _UPLOAD_SECS = 24 * 3600  # limit of the wait for the last push
 _KEPT_TURNS = 3  # so that a process that was slow finds its number used
+_PAUSES = (2, 4, 8, 16, 30, 60, 60)  # seconds before a copy is tried again
+_UNSENT = '.unsent'  # file that names the turn before files that were not sent
 _open: list[_Mirror] = []  # the mirror of this process's job, if any
 
 
@@ -163,17 +167,24 @@ class _Mirror:
     # name -> [key, digest], and the time and size of the local file
     self._stored: dict[str, list[str]] = {}
     self._seen: dict[str, tuple[int, int]] = {}
+    self._next: dict[str, list[str]] | None = None  # turn whose files are sent
     with _plain_errors(self._address):
       self._fs, self._root = fsspec.core.url_to_fs(
           self._address, use_listings_cache=False)
 
   def pull(self) -> None:
-    """Makes the local folder equal to the newest turn (copy) in the store."""
+    """Makes the local folder equal to the newest turn (copy) in the store.
+
+    A folder that a failed push has left keeps its files if there is no newer
+    turn.
+    """
     with (_plain_errors(self._address),
           progress.phase(f'Reading {self._address}')):
       while True:
         self._turn = max(self._turns(), default=0)
         self._stored = self._read_turn(self._turn)
+        if self._keep_unsent():
+          return
         try:
           self._each(self._download, self._stored)
           break
@@ -187,32 +198,82 @@ class _Mirror:
         folder.rmdir()
     self._seen = _files(self.folder)
 
+  def _keep_unsent(self) -> bool:
+    """Returns whether the local folder continues the newest turn of the store.
+
+    It does after a push that failed, if no other process has pushed since.
+    """
+    mark = self.folder / _UNSENT
+    if not mark.exists() or mark.read_text() != self._position():
+      mark.unlink(missing_ok=True)
+      return False
+    self._seen = {
+        name: state for name, state in _files(self.folder).items()
+        if name in self._stored
+        and _digest(self.folder / name) == self._stored[name][1]}
+    processes.say(f'{self.folder} has files that {self._address} lacks. The '
+                  'run goes on from them.')
+    return True
+
+  def _position(self) -> str:
+    """Returns a digest of the newest turn that this process knows."""
+    turn = json.dumps([self._turn, self._stored], sort_keys=True)
+    return hashlib.sha256(turn.encode()).hexdigest()
+
   def push(self) -> None:
     """Copies the local folder to the store as its next version, or turn.
 
-    Nothing is copied if the folder has not changed.
+    Nothing is copied if the folder has not changed. While the store cannot be
+    reached, the copy is tried again for some minutes.
+
+    Raises:
+      ValueError: Another process has written to the store.
+      OSError: The store cannot be written.
     """
     files = _files(self.folder)
     changed = [name for name, state in files.items()
                if self._seen.get(name) != state]
     if not changed and files.keys() == self._stored.keys():
       return
+    self._next = None
+    for pause in (*_PAUSES, None):
+      try:
+        self._copy(files, changed)
+        break
+      except OSError as error:
+        (self.folder / _UNSENT).write_text(self._position())
+        if pause is None or type(error) is not OSError or isinstance(
+            error.__cause__, PermissionError):  # waiting would not help
+          raise OSError(
+              f'{error} The files that it lacks are in {self.folder}. The same '
+              'command on this machine goes on from them, and copies them. If '
+              'the run goes on elsewhere, it deletes them, so copy them before.'
+          ) from error
+        processes.say(f'Warning: {error} It is tried again in {pause} s.')
+        time.sleep(pause)
+    (self.folder / _UNSENT).unlink(missing_ok=True)
+
+  def _copy(self, files: dict[str, tuple[int, int]], changed: list[str]
+           ) -> None:
+    """Copies files to the store, and then the turn that names them."""
     with (_plain_errors(self._address),
           progress.phase(f'Copying to {self._address}', quiet=True)):
-      self._check_turn(self._turn)
       turn = self._turn + 1
-      prefix = f'files/{turn:06d}-{self.owner}'
-      uploaded = self._each(
-          functools.partial(self._upload, prefix), changed)
-      stored = {name: place for name, place in self._stored.items()
-                if name in files} | {
-                    name: place for name, place in uploaded if place}
+      if self._next is None:
+        self._check_turn(self._turn)
+        prefix = f'files/{turn:06d}-{self.owner}'
+        uploaded = self._each(
+            functools.partial(self._upload, prefix), changed)
+        self._next = {name: place for name, place in self._stored.items()
+                      if name in files} | {
+                          name: place for name, place in uploaded if place}
       try:
-        self._fs.pipe_file(self._key(turn), json.dumps(stored).encode(),
+        self._fs.pipe_file(self._key(turn), json.dumps(self._next).encode(),
                            mode='create')
-      except FileExistsError:
-        raise self._taken() from None
-      self._turn, self._stored, self._seen = turn, stored, files
+      except FileExistsError:  # by us, if the answer to an earlier try was lost
+        if self._read_turn(turn) != self._next:
+          raise self._taken() from None
+      self._turn, self._stored, self._seen = turn, self._next, files
       self._check_turn(turn)
       self._delete_unnamed()
 
