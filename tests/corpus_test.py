@@ -139,6 +139,13 @@ def test_an_empty_corpus_is_refused(tmp_path):
     corpus.Corpus(())
 
 
+@pytest.mark.parametrize('load', [corpus.read, mapped_corpus.load])
+def test_an_address_in_a_store_is_refused(load):
+  with pytest.raises(ValueError, match=(
+      "^corpus must be a path on this machine, but is 's3://b/c.jsonl'. Copy")):
+    load('s3://b/c.jsonl')
+
+
 def test_a_missing_file_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='nowhere.jsonl'):
     corpus.read(tmp_path / 'nowhere.jsonl')

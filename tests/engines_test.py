@@ -152,6 +152,26 @@ def test_missing_parts_are_named():
       engines.make(name, CORPUS)
 
 
+@pytest.mark.parametrize('name, options, field', [
+    ('bm25', dict(index='s3://b/i'), 'search.options.index'),
+    ('dense', dict(index='s3://b/i'), 'search.options.index'),
+    ('cache', dict(engine=dict(name='bm25'), path='s3://b/i'),
+     'search.options.path'),
+    ('cache', dict(engine=dict(name='dense', index='s3://b/i'), index='i'),
+     'search.options.engine.index')])
+def test_paths_in_an_object_store_are_refused(
+    tmp_path, monkeypatch, name, options, field):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ValueError, match=(
+      f"^{field} must be a path on this machine, but is 's3://b/i'. Copy it")):
+    engines.make(name, CORPUS, **options)
+  assert not [*tmp_path.iterdir()]
+
+
+def test_the_name_of_what_a_cache_holds_may_be_an_address():
+  engines.make('cache', CORPUS, engine=dict(name='bm25'), index='s3://b/i')
+
+
 NOISE, BM25 = dict(name='noise'), dict(name='bm25')
 FUSED = dict(name='fusion', engines=(BM25, NOISE))
 

@@ -67,6 +67,8 @@ def test_a_path_names_and_several_paths_are_told_apart(tmp_path, monkeypatch):
     ('nq.jsonl,nq.jsonl', "'nq' is the name of two"),
     ('gone.jsonl', 'but gone.jsonl is not a file. Check data.train'),
     ('.', 'but . is not a file'),
+    ('nq=s3://b/nq.jsonl', 'data.train must be a path on this machine, but is '
+     "'nq=s3://b/nq.jsonl'. Copy it here first."),
 ])
 def test_what_cannot_be_named_is_refused(tmp_path, monkeypatch, text, message):
   monkeypatch.chdir(tmp_path)

@@ -18,6 +18,7 @@ from typing import Any
 
 from searchrl.data import forms
 from searchrl.data import jsonl
+from searchrl.runtime import option_rules
 
 SUFFIXES = ('.jsonl', '.jsonl.gz', '.parquet')  # names that a folder may hold
 _SEPARATORS = {'.csv': ',', '.tsv': '\t'}
@@ -58,9 +59,11 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
     may_be_folder: True if the path may be a directory of files.
 
   Raises:
-    ValueError: A name or path is empty, or two names are equal.
+    ValueError: A name or path is empty, two names are equal, or a file is not
+      on this machine.
     FileNotFoundError: A file does not exist, or a directory holds no questions.
   """
+  option_rules.on_this_machine(field, text)
   path = pathlib.Path(text)
   if not text:
     return []

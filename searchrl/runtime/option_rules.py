@@ -22,3 +22,10 @@ def at_least(least: int, place: str, **options: float) -> None:
   """Raises a ValueError if an option is below `least`, or not a number."""
   check(place, *((name, value, value >= least, f'at least {least}')
                  for name, value in options.items()))
+
+
+def on_this_machine(name: str, path: Any) -> None:
+  """Raises a ValueError if a path is the address of an object store."""
+  if '://' in str(path):
+    raise ValueError(f'{name} must be a path on this machine, but is '
+                     f'{str(path)!r}. Copy it here first.')

@@ -67,6 +67,7 @@ class Engine:
     make: Function of a corpus and options that returns a SearchFn.
     takes: Names of the options, or a function of the options that returns them;
       None: the keywords of `make`.
+    paths: Names of the options that are paths on this machine.
     inner: Name of the option that lists the inner engines, for an engine that
       calls others, such as a cache; '': it calls no others.
     needs_corpus: Trait: the engine searches a corpus that is loaded here.
@@ -90,6 +91,7 @@ class Engine:
 
   make: Callable[..., SearchFn]
   takes: tuple[str, ...] | Callable[[Options], tuple[str, ...]] | None = None
+  paths: tuple[str, ...] = ()
   inner: str = ''
   needs_corpus: Trait = True
   is_remote: Trait = False
@@ -222,9 +224,10 @@ def _cache(_: Any, *, parts: tuple[SearchFn, ...],
 
 ENGINES = {
     'bm25': Engine(
-        _bm25, _keywords(bm25.bm25, 'index'),
+        _bm25, _keywords(bm25.bm25, 'index'), paths=('index',),
         is_identified=lambda options: 'index' not in options),
-    'dense': Engine(_dense, _dense_options, rows_on_devices=_dense_rows,
+    'dense': Engine(_dense, _dense_options, paths=('index',),
+                    rows_on_devices=_dense_rows,
                     is_joint=lambda options: options.get('backend') == 'mesh',
                     describe=_describe_dense),
     'noise': Engine(noise.random_passages, reads_text_alone=False),
@@ -237,6 +240,6 @@ ENGINES = {
     'rerank': Engine(_rerank, ('model', 'max_length', 'batch', 'candidates'),
                      inner='engine', needs_corpus=False, is_identified=False),
     'snippets': Engine(_snippets, inner='engine', needs_corpus=False),
-    'cache': Engine(_cache, ('path', 'entries', 'index'),
+    'cache': Engine(_cache, ('path', 'entries', 'index'), paths=('path',),
                     inner='engine', needs_corpus=False, is_identified=False),
 }

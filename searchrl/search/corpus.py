@@ -19,6 +19,7 @@ import pathlib
 from typing import Any
 
 from searchrl.runtime import gzip_files
+from searchrl.runtime import option_rules
 from searchrl.runtime import processes
 from searchrl.trajectory import Passage
 
@@ -104,8 +105,10 @@ def locate(path: str | pathlib.Path) -> pathlib.Path:
 
   Raises:
     FileNotFoundError: There is no such file.
-    ValueError: The file is a table, such as a csv or parquet file.
+    ValueError: The file is a table, such as a csv or parquet file, or is not on
+      this machine.
   """
+  option_rules.on_this_machine('corpus', path)
   path = pathlib.Path(path)
   if not path.is_file():
     raise FileNotFoundError(

@@ -18,6 +18,7 @@ import json
 import pathlib
 from typing import Any
 
+from searchrl.runtime import option_rules
 from searchrl.runtime import plugins
 from searchrl.search import builtin_engines
 from searchrl.search.builtin_engines import Engine, LocalModel, Options
@@ -195,7 +196,7 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
 
 
 def check(spec: Spec) -> None:
-  """Raises a ValueError if an option is unknown or missing."""
+  """Raises a ValueError if an option is unknown, missing or not a path here."""
   signature = inspect.signature(spec.engine.make)
   first = next(iter(signature.parameters.values()), None)
   if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
@@ -225,6 +226,9 @@ def check(spec: Spec) -> None:
     raise ValueError(
         f'{spec.field} of {spec.name!r} must have {" and ".join(required)}, '
         f'but have {sorted(spec.options)}.{hint}')
+  for name in spec.engine.paths:
+    option_rules.on_this_machine(
+        f'{spec.field}.{name}', spec.options.get(name, ''))
   for part in spec.parts:
     check(part)
 
