@@ -100,6 +100,20 @@ def test_it_goes_on_from_a_model_with_pairs_of_ones_own(tmp_path):
     train_encoder.run(config, str(tmp_path / 'run'))
 
 
+@pytest.mark.slow
+def test_half_a_surrogate_pair_is_read_as_a_question_mark(tmp_path):
+  digests = []
+  for half in ('\ud800', '?'):
+    config = own(tmp_path)
+    pairs = [{key: f'{half} {text}' for key, text in pair.items()}
+             for pair in PAIRS]
+    (tmp_path / 'pairs.jsonl').write_text('\n'.join(map(json.dumps, pairs)))
+    folder = tmp_path / f'run {len(digests)}'
+    train_encoder.run(config, str(folder))
+    digests.append(digest(folder))
+  assert digests[0] == digests[1]
+
+
 @pytest.mark.parametrize('change, message', [
     (dict(steps=0), 'steps must be at least 1, but is 0'),
     (dict(batch=dict(queries=1)), 'batch.queries must be at least 2'),

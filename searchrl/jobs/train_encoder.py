@@ -96,8 +96,13 @@ def _tokenizer_texts(source_of: SourceOf, count: int) -> Iterable[str]:
 
   The tokenizer is trained on them, so that the prefixes become words.
   """
-  return (encoders.QUERY_PREFIX + encoders.PASSAGE_PREFIX + text
+  return (encoders.QUERY_PREFIX + encoders.PASSAGE_PREFIX + _cleaned(text)
           for i in range(count) for text in source_of(i).texts)
+
+
+def _cleaned(text: str) -> str:
+  """Replaces halves of surrogate pairs, which the tokenizer rejects, by ?."""
+  return text.encode(errors='replace').decode()
 
 
 def make_tokenizer(folder: pathlib.Path, vocab_size: int,
@@ -228,8 +233,7 @@ def _padded(coder: tokenizers.Tokenizer, texts: Sequence[str], rows: int):
   Both are [rows, width]. The width is the largest number of tokens of a text,
   rounded up to a multiple of 32. Rows without a text are empty.
   """
-  coded = [c.ids for c in coder.encode_batch_fast(
-      [text.encode(errors='replace').decode() for text in texts])]
+  coded = [c.ids for c in coder.encode_batch_fast([*map(_cleaned, texts)])]
   width = -(-max(map(len, coded)) // _STEP) * _STEP
   tokens = np.zeros((rows, width), np.int32)
   mask = np.zeros((rows, width), bool)
