@@ -4,10 +4,12 @@
 
 import json
 
+import filelock
 import pytest
 
 from configs import evaluate_search as evaluate_search_config
 from searchrl.jobs import evaluate_search
+from searchrl.runtime import folder_lock
 from searchrl.runtime import processes
 
 
@@ -54,6 +56,15 @@ def test_generated_worlds_are_evaluated_too(tmp_path):
   recall = {(r['set'], r['hops']): r['recall@10'] for r in rows}
   assert recall['known', 1] == recall['unseen', 1] == 1.0
   assert recall['known', 4] < 1.0
+
+
+def test_a_folder_that_another_process_uses_is_refused(config, tmp_path):
+  lock = filelock.FileLock(tmp_path / folder_lock.FILE)
+  with lock, pytest.raises(ValueError, match='used by one run at a time'):
+    evaluate_search.run(config, str(tmp_path))
+  assert not (tmp_path / 'retrieval.json').exists()
+  evaluate_search.run(config, str(tmp_path))
+  assert (tmp_path / 'retrieval.json').exists()
 
 
 def test_a_remote_engine_needs_questions(config, tmp_path):

@@ -19,6 +19,7 @@ from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
 from searchrl.runtime import atomic_files
+from searchrl.runtime import folder_lock
 from searchrl.runtime import processes
 from searchrl.search import ir_metrics
 from searchrl.trajectory import Question, SearchFn
@@ -34,7 +35,7 @@ def run(config, workdir: str) -> None:
     workdir: Directory for retrieval.json.
 
   Raises:
-    ValueError: There are no questions.
+    ValueError: There are no questions, or another process uses the directory.
   """
   folder, search = pathlib.Path(workdir), config.search
   config_checks.check(config)
@@ -44,6 +45,8 @@ def run(config, workdir: str) -> None:
     raise ValueError(
         f'data.evaluate must name questions for {search.engine!r}, whose '
         'corpus is remote, but is empty.')
+  folder.mkdir(parents=True, exist_ok=True)
+  processes.on_first('workdir', lambda: folder_lock.hold(folder))
   engines = searches.engines(search, sets, seed=config.seed)
   rows = [{'set': dataset.name, 'engine': search.engine} | row
           for dataset, engine in zip(sets, engines) for row in
