@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """datasets: only an engine with a corpus of its own needs none here."""
 
+from concurrent import futures
 import json
+import threading
 
 import pytest
 
 from searchrl.data import datasets
+from searchrl.data import questions as questions_lib
+from searchrl.search import corpus as corpora
 from searchrl.world import facts
 from searchrl.world import text
 
@@ -226,6 +230,81 @@ def test_a_recipe_names_all_that_files_are_made_of(tmp_path):
       {}, dict(common=True), dict(common=True, outdated=0.2), dict(hard=True),
       dict(scale=0.5))]
   assert len({made(world=world) for world in worlds}) == 5
+
+
+def test_a_world_is_whole_though_two_generate_it(tmp_path, monkeypatch):
+  """The second would write half a file between the first's write and read."""
+  wrote, half, done = (threading.Event() for _ in range(3))
+  write_corpus, write_questions = corpora.write, questions_lib.write
+
+  def write_half(path, passages):
+    if wrote.is_set():
+      path.write_text('{"id": "half')
+      half.set()
+      done.wait(60)
+    write_corpus(path, passages)
+
+  def write_and_wait(path, questions):
+    write_questions(path, questions)
+    if not wrote.is_set():
+      wrote.set()
+      half.wait(1)  # in vain: the second waits until all is written
+
+  def made(name):
+    return datasets.generated(tmp_path / name, name='known', source='known',
+                              world_seed=3, per_hop=(9,)).corpus.digest
+
+  expected = made('alone')
+  monkeypatch.setattr(corpora, 'write', write_half)
+  monkeypatch.setattr(questions_lib, 'write', write_and_wait)
+  with futures.ThreadPoolExecutor(2) as threads:
+    first = threads.submit(made, 'world')
+    first.add_done_callback(lambda _: done.set())
+    wrote.wait(60)
+    second = threads.submit(made, 'world')
+    assert first.result() == second.result() == expected
+  assert not half.is_set()
+
+
+def test_a_world_that_another_command_replaces_is_not_mixed_with_its_own(
+    tmp_path, monkeypatch):
+  def made(seed):
+    return datasets.generated(tmp_path / 'world', name='known', source='known',
+                              world_seed=seed, per_hop=(2,))
+
+  read = corpora.read
+  monkeypatch.setattr(corpora, 'read', lambda path: (
+      monkeypatch.undo(), made(4)) and read(path))
+  with pytest.raises(ValueError, match='world must be written by one command'):
+    made(3)
+
+
+class Killed(BaseException):
+  """Stands for a kill: an exception that no program catches."""
+
+
+def test_a_killed_generation_leaves_the_world_before_it(tmp_path, monkeypatch):
+  def made(seed):
+    return datasets.generated(tmp_path / 'world', name='known', source='known',
+                              world_seed=seed, per_hop=(2,)).corpus.digest
+
+  before = made(3)
+
+  def fails(path, questions):
+    raise Killed
+
+  with monkeypatch.context() as patch:
+    patch.setattr(questions_lib, 'write', fails)
+    with pytest.raises(Killed):
+      made(4)
+    assert made(3) == before  # nothing is written again
+  assert made(4) != before
+
+
+def test_data_are_read_once_by_a_process_alone():
+  calls = []
+  assert datasets.shared(lambda: calls.append('read') or 'data') == 'data'
+  assert calls == ['read']
 
 
 def test_worlds_can_be_hard_and_larger(tmp_path):

@@ -10,7 +10,8 @@ about it are in separate files, and have the same corpus.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import dataclasses
 import functools
 import json
@@ -18,8 +19,11 @@ import math
 import pathlib
 from typing import Any
 
+import filelock
+
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
+from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import progress
 from searchrl.search import corpus as corpora
@@ -30,6 +34,7 @@ from searchrl.world import names
 from searchrl.world import text
 
 Corpus = corpora.Corpus | mapped_corpus.MappedCorpus
+_RECIPE = 'recipe.json'
 MEAN = 'mean'  # name under which the mean over the evaluation sets is reported
 WORLDS = 'worlds'  # evaluate on generated worlds, even with own training data
 # Sets of fresh facts, by the source of their names.
@@ -270,12 +275,13 @@ def _corpus(path: str) -> Corpus | None:
 def shared(read: Callable[[], Any]) -> Any:
   """Calls `read` on every process, and returns its result there.
 
-  The first process calls `read` before all others, because `read` may write
-  files that the other processes then read.
+  Each process calls `read` once. The first process calls it before all others,
+  because `read` may write files that the other processes then read.
   """
+  results: list[Any] = []
   with progress.phase('Reading questions and passages'):
-    processes.on_first('data', lambda: read() and None)
-    return read()
+    processes.on_first('data', lambda: results.append(read()))
+    return results[0] if results else read()
 
 
 def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
@@ -286,9 +292,11 @@ def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
   """Returns a generated world's questions, and its passages as their corpus.
 
   The world is generated and written as files, unless they exist already.
+  Several processes may do so at the same time: one writes a new folder, which
+  replaces the old one, and the others wait.
 
   Args:
-    folder: Directory of the files.
+    folder: Directory of the files, and of nothing else.
     name: Name of the data set, and of the data source of its fresh questions.
     source: Source of the names of fresh entities.
     world_seed: Seed of the facts.
@@ -301,6 +309,9 @@ def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
 
   Returns:
     All questions over one corpus. The file of fresh questions is the first.
+
+  Raises:
+    ValueError: Another process has written another world there meanwhile.
   """
   facts_of_files: dict[str, Any] = {
       'name': name, 'source': source, 'world_seed': world_seed,
@@ -309,21 +320,47 @@ def generated(folder: pathlib.Path, *, name: str, source: names.NameSource,
     facts_of_files['world'] = dataclasses.asdict(world)
   if abouts:
     facts_of_files['abouts'] = [dataclasses.asdict(about) for about in abouts]
-  recipe_text = json.dumps(facts_of_files)
-  recipe = folder / 'recipe.json'
-  if not recipe.exists() or recipe.read_text() != recipe_text:
-    folder.mkdir(parents=True, exist_ok=True)
-    recipe.unlink(missing_ok=True)
-    made = world.make(world_seed, source)
-    corpora.write(folder / 'corpus.jsonl', text.passages(made))
-    questions_lib.write(folder / 'questions.jsonl',
-                        text.questions(made, per_hop, data_source=name))
-    for about in abouts:
-      questions_lib.write(folder / f'{about.name}.jsonl', text.questions(
-          made, about.per_hop, data_source=about.name, topics=about.topics,
-          split=about.split))
-    recipe.write_text(recipe_text)  # written last; without it all is made again
+  recipe = json.dumps(facts_of_files)
+  if not _has(folder, recipe):
+    with _locked(folder):
+      if not _has(folder, recipe):
+        with atomic_files.new_folder(folder) as new:
+          made = world.make(world_seed, source)
+          corpora.write(new / 'corpus.jsonl', text.passages(made))
+          questions_lib.write(new / 'questions.jsonl', text.questions(
+              made, per_hop, data_source=name))
+          for about in abouts:
+            questions_lib.write(new / f'{about.name}.jsonl', text.questions(
+                made, about.per_hop, data_source=about.name,
+                topics=about.topics, split=about.split))
+          (new / _RECIPE).write_text(recipe)
   files = [questions_lib.read(folder / f'{stem}.jsonl', admit=admit)
            for stem in ('questions', *(about.name for about in abouts))]
-  return Dataset(name, [q for file in files for q in file],
-                 corpora.read(folder / 'corpus.jsonl'), files)
+  corpus = corpora.read(folder / 'corpus.jsonl')
+  if not _has(folder, recipe):
+    raise ValueError(
+        f'{folder} must be written by one command at a time, but another has '
+        'written another world there. Use another --workdir.')
+  return Dataset(name, [q for file in files for q in file], corpus, files)
+
+
+def _has(folder: pathlib.Path, recipe: str) -> bool:
+  """Returns whether the files in a directory were made by a recipe."""
+  try:
+    return (folder / _RECIPE).read_text() == recipe
+  except FileNotFoundError:
+    return False
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+  """Waits for other writers of a directory; others wait while the body runs."""
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  lock = filelock.FileLock(folder.with_name(f'.{folder.name}.lock'),
+                           fallback_to_soft=False)
+  with contextlib.suppress(OSError):  # the file system may have no locks
+    lock.acquire()
+  try:
+    yield
+  finally:
+    lock.release()
