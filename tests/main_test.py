@@ -64,7 +64,8 @@ def test_a_process_can_run_several_commands_which_know_nothing_of_each_other():
                          check=True, text=True, cwd=ROOT)
   assert ast.literal_eval(found.stdout) == [
       'plan', ('a', 1, (1, 1, 1), True), ('runs/grpo', 0, (1,), False),
-      ('/a/run', 0, (1, 1, 1), False), 'refused', 'refused', ('runs/grpo', 0, (2,), False)]
+      ('/a/run', 0, (1, 1, 1), False), 'refused', 'refused',
+      ('runs/grpo', 0, (2,), False)]
 
 
 TRAINS = """

@@ -75,8 +75,8 @@ def _check_is_rl(run: pathlib.Path, recorded: dict[str, Any], field: str
   """Raises a ValueError for a run that was tuned on demonstrations."""
   if 'rollout' not in recorded:
     raise ValueError(
-        f'{field} must be a run that trained with rollouts, but {run} is one of '
-        f'{recorded["job"]}. Give its model instead: '
+        f'{field} must be a run that trained with rollouts, but {run} is one '
+        f'of {recorded["job"]}. Give its model instead: '
         f'--config.model.path={run / "model"}.')
 
 

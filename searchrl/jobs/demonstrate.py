@@ -41,8 +41,8 @@ from searchrl.trajectory import Action, Question, Request, Trajectory
 FILE = 'demonstrations.jsonl'
 # Fields of config.teacher by which its server is reached; the demonstrations do
 # not depend on them.
-_OF_THE_SERVER = ('url', 'token_env', 'connections', 'deadline_secs', 'try_secs',
-                  'tries')
+_OF_THE_SERVER = (
+    'url', 'token_env', 'connections', 'deadline_secs', 'try_secs', 'tries')
 _LEFT_OUT = {
     'no action': 'have a turn that is no action',
     'no end': 'reached a limit of rollout.budgets or rollout.max_length',

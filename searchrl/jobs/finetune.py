@@ -101,8 +101,9 @@ def run(config, workdir: str | pathlib.Path) -> None:
     base = None  # makes room
   host_memory.give_back()  # memory of these params, or of earlier rollouts
   directory.prepare()
-  directory.note('data', lambda: {
-      name: supervised.sha256(file) for name, file in files.items()}, alike=True)
+  digests = lambda: {
+      name: supervised.sha256(file) for name, file in files.items()}
+  directory.note('data', digests, alike=True)
   if config.model.lora.rank:  # else the checkpoints have all weights
     directory.note(policy.BASE, lambda: policy.base_of(config.model.path))
   with contextlib.closing(metrics.Writer(

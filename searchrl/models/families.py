@@ -188,8 +188,8 @@ def _rope(raw: Mapping[str, Any], path: pathlib.Path
   """Returns the base theta and the scaling of a model's rotary frequencies.
 
   The scaling is None if the frequencies are not scaled. transformers 5 writes
-  both into `rope_parameters`. A `rope_scaling` beside it, which a user has added,
-  is taken instead, as there.
+  both into `rope_parameters`. A `rope_scaling` beside it, which a user has
+  added, is taken instead, as there.
   """
   parameters = raw.get('rope_parameters') or {}
   rope = raw.get('rope_scaling') or parameters

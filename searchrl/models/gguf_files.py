@@ -158,8 +158,9 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
       raise ValueError(f'{file} must say {kind}.{name}, but does not. Fetch it '
                        'again.')
     if isinstance(found, list):
-      raise ValueError(f'{kind}.{name} in {file} must be one number for all '
-                       f'layers, but is {found}, which is not implemented here.')
+      raise ValueError(
+          f'{kind}.{name} in {file} must be one number for all layers, but is '
+          f'{found}, which is not implemented here.')
     # A float32 is written with the decimals that it has.
     return float(str(np.float32(found))) if isinstance(found, float) else found
 

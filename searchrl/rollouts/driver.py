@@ -26,8 +26,8 @@ from searchrl.rollouts.unfinished import Unfinished
 from searchrl.runtime import option_rules
 from searchrl.search import call_metrics as calls_lib
 from searchrl.trajectory import (
-    Action, Query, Request, SearchError, SearchFn, StopReason, ToolCall, ToolResult,
-    Trajectory, Turn)
+    Action, Query, Request, SearchError, SearchFn, StopReason, ToolCall,
+    ToolResult, Trajectory, Turn)
 
 SEARCH_ORDERS = ('deterministic', 'arrival')
 

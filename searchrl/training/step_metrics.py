@@ -32,9 +32,9 @@ def check(metrics: Mapping[str, Any]) -> None:
   for name, value in metrics.items():
     if not isinstance(value, Mean):
       raise ValueError(
-          f'the metrics of a loss must be searchrl.masked.Mean, but {name!r} is '
-          f'{type(value).__name__}. Give Mean.of(x, mask), or Mean(total, '
-          'count).')
+          'the metrics of a loss must be searchrl.masked.Mean, but '
+          f'{name!r} is {type(value).__name__}. Give Mean.of(x, mask), or '
+          'Mean(total, count).')
 
 
 def means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -227,8 +227,8 @@ def _learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
     return records.read_learned(file)
   except (EOFError, OSError, zlib.error, ValueError) as error:
     raise ValueError(
-        f'{file} must be a whole file, gzipped jsonl, but is not: {error}. Move '
-        'it away, and make the report again.') from error
+        f'{file} must be a whole file, gzipped jsonl, but is not: {error}. '
+        'Move it away, and make the report again.') from error
 
 
 def _entries(run: Run, where: str, files: Sequence[pathlib.Path]

@@ -356,13 +356,9 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
     **retries: Fields of `RetryPolicy`.
 
   Raises:
-    ValueError: An option is unknown or out of range, or the variable is not
-      set.
+    ValueError: An option is out of range, or the variable is not set.
+    TypeError: An option of `retries` is not a field of `RetryPolicy`.
   """
-  names = [field.name for field in dataclasses.fields(RetryPolicy)[:-1]]
-  for name in sorted({*retries} - {*names}):
-    raise ValueError(f'{group} may have {", ".join(names)}, but {name!r} is '
-                     'given. Remove it.')
   headers = {'Content-Type': 'application/json', 'User-Agent': 'searchrl'}
   if token_env:
     token = wire.secret(token_env, f'{group}.token_env')
