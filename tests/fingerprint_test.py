@@ -17,13 +17,17 @@ from searchrl.data import questions as questions_lib
 from searchrl.experiment import fingerprint
 from searchrl.experiment import policy
 from searchrl.rollouts import sampler as samplers
+from searchrl.search import corpus as corpora
+from searchrl.trajectory import Passage
 
 SETS = [datasets.Dataset('nq', [tiny.question('a', 'who?')], None)]
 
 
-def facts(sets=SETS, path='', search=None, template='q: {question}\n'):
+def facts(sets=SETS, path='', search=None, template='q: {question}\n',
+          **rollout):
   config = evaluate.get_config('smoke')
   config.model.path = path
+  config.rollout.update(rollout)
   sampler = samplers.Sampler(
       tiny.CONFIG, fakes.TOKENIZER, dialogues.tags(template), None, None, None)
   return fingerprint.facts(config, sampler, sets, search or {}, '')
@@ -44,6 +48,18 @@ def test_a_folder_is_known_by_its_weights_not_by_its_place(tmp_path):
   shutil.copytree(policy.TINY_BASE, tmp_path / 'copy')
   ours, theirs = facts()['model'], facts(path=str(tmp_path / 'copy'))['model']
   assert ours['digest'] == theirs['digest'] and len(ours['digest']) == 12
+
+
+def test_answers_are_of_a_source_wherever_it_lies_and_whatever_is_asked(
+    tmp_path):
+  shutil.copytree(policy.TINY_BASE, tmp_path / 'copy')
+  source = fingerprint.source(facts())
+  for same in (dict(path=str(tmp_path / 'copy')), dict(sets=[]),
+               dict(search={'digest': 'x'})):
+    assert fingerprint.source(facts(**same)) == source
+  for other in (dict(path='tiny_instruct'), dict(template='Q: {question}\n'),
+                dict(temperature=0.5), dict(top_k=3), dict(max_length=99)):
+    assert fingerprint.source(facts(**other)) != source
 
 
 def test_a_question_of_the_test_that_is_trained_on_is_named(monkeypatch):
@@ -85,3 +101,24 @@ def test_questions_that_were_trained_on_are_counted(tmp_path):
       {'data': {'train': str(tmp_path / 'gone.jsonl')}}))
   assert fingerprint.overlap(str(run), SETS) == {}
   assert fingerprint.overlap('', SETS) == {}
+
+
+@pytest.mark.parametrize('limit', [1, 3, 5])
+def test_a_run_of_some_questions_was_trained_on_those_alone(limit, tmp_path):
+  files = {}
+  for name in ('first', 'second'):
+    files[name] = tmp_path / f'{name}.jsonl'
+    questions_lib.write(files[name], [
+        tiny.question(f'{n}', f'{name} {n}?') for n in range(4)])
+  train = ','.join(f'{name}={file}' for name, file in files.items())
+  corpora.write(tmp_path / 'corpus.jsonl', [Passage('p', 'x', 'y')])
+  (tmp_path / 'config.json').write_text(json.dumps(
+      {'data': {'train': train, 'limit': limit}, 'seed': 3}))
+  whole = datasets.train_set(
+      tmp_path, train=train, corpus=str(tmp_path / 'corpus.jsonl'), limit=limit,
+      seed=3, per_hop=(), world_seed=0, common=0.0)
+  sets = [datasets.Dataset('all', [q for file in files.values()
+                                   for q in questions_lib.read(file)], None)]
+  assert fingerprint.overlap(str(tmp_path), sets) == {'all': limit / 8}
+  only = [dataclasses.replace(sets[0], questions=whole.questions)]
+  assert fingerprint.overlap(str(tmp_path), only) == {'all': 1.0}

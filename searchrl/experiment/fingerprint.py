@@ -58,13 +58,15 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
 def source(facts: Any) -> str:
   """Returns a digest of what an answer depends on besides question and search.
 
-  Records with another source are not taken for answers of this evaluation.
+  Records with another source are not taken for answers of this evaluation. The
+  place of the model does not count.
 
   Args:
     facts: Result of the function `facts`, perhaps with more.
   """
-  return of({name: value for name, value in facts.items()
-             if name not in ('data', 'search', 'revision')})
+  rest = {name: value for name, value in facts.items()
+          if name not in ('data', 'search', 'revision')}
+  return of(rest | {'model': facts['model']['digest']})
 
 
 def _judge(evaluate: Any) -> dict[str, Any]:
@@ -105,15 +107,17 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
   names = recorded.get('data', {}).get('train', '')
   generated = folder / 'data' / 'train'
   try:
-    files = [file.path for file in question_files.named(names, 'data.train')]
+    files = [(file.path, file.name)
+             for file in question_files.named(names, 'data.train')]
   except (ValueError, FileNotFoundError):
     return {}
   trained: list[Question] = []
-  for file in files or [*generated.glob('questions.jsonl'),
-                        *generated.glob('train_common.jsonl')]:
-    trained += questions_lib.read(file, needs_golds=False)
-  limit = recorded.get('data', {}).get('limit', 0)
-  if files and limit:
+  for path, name in files or [
+      (path, '') for path in (generated / 'questions.jsonl',
+                              generated / 'train_common.jsonl')
+      if path.exists()]:
+    trained += questions_lib.read(path, prefix=name, needs_golds=False)
+  if limit := recorded.get('data', {}).get('limit', 0):
     trained = questions_lib.subset(trained, limit, recorded['seed'])
   return compare.overlap(trained, {
       data.name: data.questions for data in sets}) if trained else {}
