@@ -4,6 +4,11 @@
 
 import json
 
+import pytest
+
+from configs import drzero
+from searchrl.experiment import rules
+from searchrl.papers.dr_zero import roles
 from searchrl.papers.dr_zero import selfplay
 from searchrl.papers.dr_zero import selfplay_report
 from searchrl.runtime import metrics
@@ -74,3 +79,17 @@ def test_a_shorter_game_keeps_the_iterations_of_a_longer_one(tmp_path):
     (solver / 'summary.txt').touch()
   assert selfplay._finished(tmp_path, 1) == 3
   assert selfplay._finished(tmp_path, 4) == 5
+
+
+@pytest.mark.parametrize('given', [0, 96])
+def test_a_roles_slots_follow_the_memory_unless_they_are_given(given):
+  config = drzero.get_config('qwen2.5-7b')
+  if given:
+    config.solver.rollout.max_num_seqs = given
+  role = roles.role_config(config, 'solver')
+  unset = dict(rules.unset(role))
+  assert ('rollout.max_num_seqs' in unset) == (not given)
+  assert role.rollout.max_num_seqs == (given or 72) and (
+      'rollout.tensor' in unset)
+  role.rollout.max_num_seqs = 8  # of a copy
+  assert config.solver.rollout.max_num_seqs == (given or 72)

@@ -44,6 +44,7 @@ shared, own = pathlib.Path(sys.argv[1]), sys.argv[2]
 config = ml_collections.ConfigDict(dict(a=1, allow_changes=False))
 prepare = lambda folder: workdir.Workdir(folder, config).prepare()
 out('shared', message(prepare, shared))
+processes.barrier('prepared')  # the first has removed its mark
 out('files', sorted(file.name for file in shared.iterdir()))
 out('own', message(prepare, pathlib.Path(f'{own}_{processes.index()}')))
 '''

@@ -45,8 +45,7 @@ def run(config, workdir: str) -> None:
     raise ValueError(
         f'data.evaluate must name questions for {search.engine!r}, whose '
         'corpus is remote, but is empty.')
-  folder.mkdir(parents=True, exist_ok=True)
-  processes.on_first('workdir', lambda: folder_lock.hold(folder))
+  processes.on_first('workdir', lambda: _claim(folder))
   engines = searches.engines(search, sets, seed=config.seed)
   rows = [{'set': dataset.name, 'engine': search.engine} | row
           for dataset, engine in zip(sets, engines) for row in
@@ -54,6 +53,12 @@ def run(config, workdir: str) -> None:
   processes.on_first('retrieval', lambda: atomic_files.write_json(
       folder / 'retrieval.json', rows))
   processes.say(figures.table(rows), file=sys.stdout)
+
+
+def _claim(folder: pathlib.Path) -> None:
+  """Makes a directory and locks it until this process ends."""
+  folder.mkdir(parents=True, exist_ok=True)
+  folder_lock.hold(folder)
 
 
 def recall_by_hops(questions: Sequence[Question], search: SearchFn,
