@@ -169,7 +169,10 @@ def test_paths_in_an_object_store_are_refused(
 
 
 def test_the_name_of_what_a_cache_holds_may_be_an_address():
-  engines.make('cache', CORPUS, engine=dict(name='bm25'), index='s3://b/i')
+  cached = engines.make(
+      'cache', CORPUS, engine=dict(name='bm25'), index='s3://b/i')
+  (passages,) = cached([Query('Tarn', 1, QUESTION)])
+  assert [passage.id for passage in passages] == ['a']
 
 
 NOISE, BM25 = dict(name='noise'), dict(name='bm25')

@@ -607,6 +607,7 @@ def test_the_gradient_of_the_kl_is_finite_in_half_precision():
   logprobs = jnp.array([[-1.0, -2.0, -9.0]], jnp.float16)
   other, mask = logprobs - 0.125, jnp.array([[True, True, False]])
   gradient = jax.grad(lambda x: losses.kl(x, other, mask).sum())(logprobs)
-  np.testing.assert_allclose(  # of exp(x) - 1 - x, with x = other - logprobs
+  # Gradient of exp(x) - 1 - x, with x = other - logprobs.
+  np.testing.assert_allclose(
       gradient, [[1 - np.exp(-0.125), 1 - np.exp(-0.125), 0]], rtol=1e-3)
   assert gradient.dtype == jnp.float16

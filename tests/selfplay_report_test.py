@@ -91,5 +91,5 @@ def test_a_roles_slots_follow_the_memory_unless_they_are_given(given):
   assert ('rollout.max_num_seqs' in unset) == (not given)
   assert role.rollout.max_num_seqs == (given or 72) and (
       'rollout.tensor' in unset)
-  role.rollout.max_num_seqs = 8  # of a copy
+  role.rollout.max_num_seqs = 8  # changes the copy alone
   assert config.solver.rollout.max_num_seqs == (given or 72)

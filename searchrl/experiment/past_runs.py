@@ -90,6 +90,21 @@ def recorded(run: pathlib.Path) -> dict[str, Any]:
   return workdirs.read_config(run) if (run / workdirs.CONFIG).exists() else {}
 
 
+def with_rollouts(run: pathlib.Path, field: str) -> dict[str, Any]:
+  """Returns the config of a run that trained with rollouts.
+
+  Raises:
+    ValueError: The run was tuned on demonstrations.
+  """
+  config = recorded(run)
+  if 'rollout' not in config:
+    raise ValueError(
+        f'{field} must be a run that trained with rollouts, but {run} is one '
+        f'of {config["job"]}. Its model is the folder {run / "model"}, which '
+        'config.model.path may name.')
+  return config
+
+
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
   """Returns the engine of a run's evaluation, with options; default: BM25."""
   config = recorded(parse_run(run)[0]) if run else {}

@@ -48,8 +48,7 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
     return model_defaults.resolved(config, folder)
   place, step = past_runs.parse_run(run)
   past_runs.kept_step(place, step, field)
-  recorded = past_runs.recorded(place)
-  _check_is_rl(place, recorded, field)
+  recorded = past_runs.with_rollouts(place, field)
   config.model.path = config.model.path or recorded['model']['path']
   config.dialogue = config.dialogue or recorded['dialogue']
   if recorded['dialogue'] and config.dialogue != recorded['dialogue']:
@@ -68,16 +67,6 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
     config.evaluate.engines = recorded['evaluate'].get('engines', {})
   _say_differences(config, recorded, place)
   return model_defaults.resolved(config) if not config.dialogue else config
-
-
-def _check_is_rl(run: pathlib.Path, recorded: dict[str, Any], field: str
-                ) -> None:
-  """Raises a ValueError for a run that was tuned on demonstrations."""
-  if 'rollout' not in recorded:
-    raise ValueError(
-        f'{field} must be a run that trained with rollouts, but {run} is one '
-        f'of {recorded["job"]}. Give its model instead: '
-        f'--config.model.path={run / "model"}.')
 
 
 def take_protocol(config, run: str) -> None:

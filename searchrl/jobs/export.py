@@ -36,12 +36,7 @@ def run(config, workdir: str) -> None:
     raise ValueError(f'export.step must be that of export.run, {step}, but is '
                      f'{options.step}. Give one of them.')
   step = past_runs.kept_step(folder, options.step or step, 'export.run')
-  recorded = past_runs.recorded(folder)
-  if 'rollout' not in recorded:
-    raise ValueError(
-        f'export.run must be a run that trained with rollouts, but {folder} is '
-        f'one of {recorded["job"]}. Its model is in {folder / "model"}.')
-  model = recorded['model']
+  model = past_runs.with_rollouts(folder, 'export.run')['model']
   path = weights.locate(model['path'] or str(policy.TINY_BASE))
   shape = weights.read_config(path)
   with progress.phase(f'Loading the weights of {path}'):

@@ -149,9 +149,9 @@ def connection(url: str, field: str, *, token_env: str,
     raise ValueError(
         f'{field} must be the address of a chat API, such as '
         f"'http://127.0.0.1:8001/v1/chat/completions', but is {url!r}.")
-  group, names = field.rpartition('.')[0], [
-      field.name for field in dataclasses.fields(transport.RetryPolicy)]
-  for name in sorted({*retries} - {*names}):
+  group = field.rpartition('.')[0]
+  names = {each.name for each in dataclasses.fields(transport.RetryPolicy)}
+  for name in sorted({*retries} - (names - {'group'})):
     raise ValueError(f'{group} has no option {name!r}. Remove it.')
   return transport.posting_json(
       (url,), token_env=token_env, response_bytes=_RESPONSE_BYTES,

@@ -47,7 +47,7 @@ class _Channel:
   """
 
   name: str
-  number: int = 0  # of the next meeting, equal on all processes
+  number: int = 0  # number of the next meeting, equal on all processes
   oldest: int = 0  # number of the oldest meeting whose data are stored
   # Tags of timed-out meetings; in the end equal on all processes.
   failed: list[str] = dataclasses.field(default_factory=list)

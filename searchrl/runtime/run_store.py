@@ -70,7 +70,7 @@ def scratch() -> pathlib.Path:
 def is_store(path: str) -> bool:
   """Returns whether a path is the address of an object store.
 
-  That of a local folder, such as file:///tmp/run, is not.
+  That of a local folder, such as file:///data/run, is not.
   """
   return '://' in path and not path.startswith(LOCAL)
 
