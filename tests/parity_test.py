@@ -46,6 +46,11 @@ FAMILIES = {
     'qwen3 with experts whose weights add up to 1': ('Qwen3MoeConfig', dict(
         EXPERTS, num_experts_per_tok=3, norm_topk_prob=True,
         tie_word_embeddings=True)),
+    'qwen3 with experts and a window': ('Qwen3MoeConfig', dict(
+        EXPERTS, num_experts_per_tok=2, use_sliding_window=True,
+        sliding_window=5)),
+    'qwen3 with experts without head_dim': ('Qwen3MoeConfig', dict(
+        num_experts=5, moe_intermediate_size=24, num_experts_per_tok=2)),
     'qwen3 with many experts and biases': ('Qwen3MoeConfig', dict(
         EXPERTS, num_experts=16, num_experts_per_tok=4, norm_topk_prob=True,
         attention_bias=True, num_hidden_layers=3)),
