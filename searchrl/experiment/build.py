@@ -20,6 +20,7 @@ from searchrl.experiment import init_from
 from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.experiment import rules
+from searchrl.experiment import schedules
 from searchrl.experiment import search as searches
 from searchrl.experiment import solver
 from searchrl.experiment import toolsets
@@ -326,9 +327,8 @@ def algorithm(config) -> algorithms.Algorithm:
       name, options, field='algorithm',
       ours='searchrl.rl.algorithms:grpo, :dspo and others')
   if not isinstance(built, algorithms.Algorithm):
-    raise ValueError(
-        f'algorithm.name must lead to a function that returns an Algorithm, '
-        f'but {name} returned {type(built).__name__}.')
+    raise ValueError('algorithm.name must lead to a function that returns an '
+                     f'Algorithm, but {name} returned {type(built).__name__}.')
   config_checks.check(config)
   config_checks.check_algorithm(config, name, built)
   built = contexts.over_contexts(built, policy.budgets_of(config).contexts)
@@ -351,15 +351,15 @@ def learner(config, recipe, shape, mesh, attention_options,
     attention_options: Keyword arguments of the model's attention; see `attend`.
     lockstep: Function that receives facts that must be equal on all processes.
   """
-  updates = config.train.num_steps * config.learner.minibatches
+  made = schedules.optimizers(config, 'values' in recipe.needs)
   return learners.make(
-      shape, recipe, optimizers.for_run(config.optimizer, updates), mesh,
+      shape, recipe, made['policy'], mesh,
       rows=(config.rollout.questions_per_step * config.rollout.group_size
             * policy.budgets_of(config).contexts),
       length=config.rollout.max_length, temperature=config.rollout.temperature,
       lora=loras.Lora(**config.model.lora) if config.model.lora.rank else None,
       seed=config.seed,
-      critic_optimizer=optimizers.for_run(config.critic.optimizer, updates),
+      critic_optimizer=made['critic'],
       critic_warmup=config.critic.warmup_updates, lockstep=lockstep,
       **attention_options, **config.learner)
 

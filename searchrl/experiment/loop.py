@@ -22,6 +22,7 @@ from searchrl.agent import statistics
 from searchrl.experiment import guards
 from searchrl.experiment import health as health_lib
 from searchrl.experiment import rollbacks
+from searchrl.experiment import schedules
 from searchrl.experiment.build import Experiment
 from searchrl.models import weights
 from searchrl.rollouts import asynchronous
@@ -36,7 +37,6 @@ from searchrl.runtime import processes
 from searchrl.runtime import progress as progress_lib
 from searchrl.runtime import signals
 from searchrl.runtime import watchdog
-from searchrl.training import optimizer as optimizers
 from searchrl.trajectory import Batch, Trajectory
 
 _NEVER = 1e9  # seconds
@@ -392,26 +392,9 @@ def _measured(config, experiment: Experiment, result: StepResult,
               secs: dict[str, float]) -> dict[str, float]:
   """Returns a step's metrics, its learning rates, seconds and tokens."""
   tokens = sum(len(t.tokens) for t in result.trajectories)
-  return result.metrics | _learning_rates(
-      config, experiment, result.state, result.progress) | secs | {
+  return result.metrics | schedules.learning_rates(
+      config, experiment.learner, result.state, result.progress.rollbacks
+  ) | secs | {
           'perf/total_num_tokens': tokens,
           'perf/throughput': tokens / secs['timing_s/step'],
           'perf/cpu_seconds': time.process_time()}
-
-
-def _learning_rates(config, experiment: Experiment, state, progress: Progress
-                   ) -> dict[str, float]:
-  """Returns the learning rates of the last update; 0 before the first."""
-  factor = config.guards.rollback_rate ** progress.rollbacks
-  total = config.train.num_steps * config.learner.minibatches
-
-  def last(optimizer, updates):
-    if not updates:
-      return 0.0
-    return factor * optimizers.schedule_for_run(optimizer, total)(updates - 1)
-
-  updates = experiment.learner.updates(state)
-  rates = {'actor/lr': last(config.optimizer, updates['policy'])}
-  if 'critic' in updates:
-    rates['critic/lr'] = last(config.critic.optimizer, updates['critic'])
-  return rates
