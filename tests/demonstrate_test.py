@@ -310,6 +310,15 @@ def test_a_killed_job_goes_on(data, tmp_path, monkeypatch):
       tmp_path / 'whole' / demonstrate.FILE).read_bytes()
 
 
+def test_other_chains_need_another_folder(data, tmp_path):
+  demonstrate.run(config(data, TINY), str(tmp_path / 'run'))
+  first, *rows = questions()
+  metadata = {'hops': 1, 'chain': [['another query', 'Riv0']]}
+  jsonl.write(data / 'train.jsonl', [first | {'metadata': metadata}, *rows])
+  with pytest.raises(ValueError, match='a run whose chains was another'):
+    demonstrate.run(config(data, TINY), str(tmp_path / 'run'))
+
+
 @pytest.mark.parametrize('change, words', [
     (dict(metadata={'chain': [['query']]}), r'chain must be \[\[query, answer'),
     (dict(metadata={'chain': []}), 'chain must be'),

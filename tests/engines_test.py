@@ -290,6 +290,27 @@ def test_what_was_searched_is_described_engine_by_engine():
   assert inner['engines'] == [part, part | {'engine': 'dense'}]
 
 
+def test_settings_are_what_results_depend_on():
+  options = ml_collections.ConfigDict(dict(
+      path='/x', engine=dict(name='fusion', k=2.0, engines=(
+          dict(name='bm25', k1=1.5, index='/i'),
+          dict(name='remote', urls=('http://a',))))))
+  assert engines.settings('cache', options) == {
+      'engine': 'cache', 'engines': [{
+          'engine': 'fusion', 'k': 2.0, 'engines': [
+              {'engine': 'bm25', 'k1': 1.5}, {'engine': 'remote'}]}]}
+
+
+def test_a_named_cache_knows_the_corpus(tmp_path):
+  other = Corpus((Passage('x', 'x', CORPUS.passages[0].text),))
+  query = [Query(CORPUS.passages[0].text, 1, QUESTION)]
+  for corpus in (CORPUS, other, CORPUS):
+    search = engines.make('cache', corpus, engine=dict(name='bm25'),
+                          index='mine', path=str(tmp_path / 'c.sqlite'))
+    ((found,),) = search(query)
+    assert found.id == corpus.passages[0].id
+
+
 @engines.traits(inner='engine', deadline_secs=lambda options, queries: 500.0,
                 local_model=lambda options: 'a size',
                 rows_on_devices=lambda options, memory, hosts: {'mine': 5.0})

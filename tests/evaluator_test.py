@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """evaluator: intervals, rows, and names of metrics."""
 
+import dataclasses
 import json
 
 import fakes
@@ -227,9 +228,43 @@ def test_a_shard_of_another_source_is_sampled_again(tmp_path):
   for source in ('a', 'a', 'b', 'b', 'a', ''):
     sampler = Answers()
     evaluator.run(sampler, 'params', [case], folder=tmp_path,
-                  source=source)
+                  source=source and (lambda *_, source=source: source))
     asked.append(len(sampler.asked))
   assert asked == [3, 0, 3, 0, 3, 3]
+
+
+def test_answers_are_of_the_source_of_their_set_and_engine(tmp_path):
+  cases = [case_of('nq', 'q0'), case_of('hotpotqa', 'q1', engine='dense')]
+  evaluator.run(Answers(), 'params', cases, folder=tmp_path,
+                source='{} by {}'.format)
+  assert {line['source'] for case in cases for line in shards.read_all(
+      tmp_path / evaluator.RECORDS / case.name)} == {
+          'nq by bm25', 'hotpotqa by dense'}
+
+
+@pytest.mark.parametrize('change', [
+    dict(text='whose?'), dict(answers=('Oder',)), dict(hops=3)])
+def test_a_shard_of_other_questions_is_sampled_again(tmp_path, change):
+  case, asked = case_of('nq', 'q0', 'q1', 'q2'), []
+  other = dataclasses.replace(case, dataset=dataclasses.replace(
+      case.dataset, questions=[
+          *case.dataset.questions[:2],
+          dataclasses.replace(case.dataset.questions[2], **change)]))
+
+  class Asked(Answers):
+    """Answers the questions that are asked, as they are."""
+
+    def rollout(self, weights, requests, **options):
+      trajectories = super().rollout(weights, requests, **options).trajectories
+      return samplers.Rollouts([
+          dataclasses.replace(trajectory, question=request.question)
+          for trajectory, request in zip(trajectories, requests)], [])
+
+  for one in (case, case, other, other, case):
+    sampler = Asked()
+    evaluator.run(sampler, 'params', [one], folder=tmp_path)
+    asked.append(len(sampler.asked))
+  assert asked == [3, 0, 3, 0, 3]
 
 
 def test_a_shard_that_is_there_is_not_sampled_again_a_damaged_one_is(tmp_path):

@@ -24,8 +24,9 @@ SETS = [datasets.Dataset('nq', [tiny.question('a', 'who?')], None)]
 
 
 def facts(sets=SETS, path='', search=None, template='q: {question}\n',
-          **rollout):
+          options=None, **rollout):
   config = evaluate.get_config('smoke')
+  config.search.update(engine='bm25', options=options or {})
   config.model.path = path
   config.rollout.update(rollout)
   sampler = samplers.Sampler(
@@ -36,7 +37,10 @@ def facts(sets=SETS, path='', search=None, template='q: {question}\n',
 @pytest.mark.parametrize('change', [
     dict(path='tiny_instruct'), dict(search={'digest': 'x'}),
     dict(template='Q: {question}\n'),
+    dict(options={'k1': 5.0}),
     dict(sets=[dataclasses.replace(SETS[0], name='hotpotqa')]),
+    dict(sets=[dataclasses.replace(
+        SETS[0], questions=[tiny.question('a', 'who?', hops=3)])]),
     dict(sets=[dataclasses.replace(
         SETS[0], questions=[tiny.question('a', 'who?', answers=('x',))])])])
 def test_data_index_model_and_prompt_change_it(change):
@@ -53,13 +57,28 @@ def test_a_folder_is_known_by_its_weights_not_by_its_place(tmp_path):
 def test_answers_are_of_a_source_wherever_it_lies_and_whatever_is_asked(
     tmp_path):
   shutil.copytree(policy.TINY_BASE, tmp_path / 'copy')
-  source = fingerprint.source(facts())
-  for same in (dict(path=str(tmp_path / 'copy')), dict(sets=[]),
-               dict(search={'digest': 'x'})):
-    assert fingerprint.source(facts(**same)) == source
-  for other in (dict(path='tiny_instruct'), dict(template='Q: {question}\n'),
-                dict(temperature=0.5), dict(top_k=3), dict(max_length=99)):
-    assert fingerprint.source(facts(**other)) != source
+  def source(step=0, **change):
+    return fingerprint.sources(facts(**change), step)('nq', 'bm25')
+
+  same = source(search={'nq': 1})
+  for change in (dict(path=str(tmp_path / 'copy')), dict(sets=[])):
+    assert source(search={'nq': 1}, **change) == same
+  assert source(search={'nq': 1, 'hotpotqa': 2}) == same
+  for change in (
+      dict(path='tiny_instruct'), dict(template='Q: {question}\n'),
+      dict(temperature=0.5), dict(top_k=3), dict(max_length=99), dict(step=1),
+      dict(search={'nq': 2}), dict(options={'k1': 5.0})):
+    assert source(**{'search': {'nq': 1}, **change}) != same
+
+
+def test_a_new_engine_leaves_the_answers_of_the_others():
+  def source(engine, searched, engines):
+    known = facts() | {'search': searched, 'engines': engines}
+    return fingerprint.sources(known, 0)('nq', engine)
+
+  one = source('a', {'nq': 'x'}, {'a': 'A'})
+  both = {'a': {'nq': 'x'}, 'b': {'nq': 'y'}}, {'a': 'A', 'b': 'B'}
+  assert source('a', *both) == one != source('b', *both)
 
 
 def test_a_question_of_the_test_that_is_trained_on_is_named(monkeypatch):

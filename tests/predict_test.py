@@ -38,6 +38,9 @@ def test_every_question_gets_a_line_and_no_golds_are_needed(tmp_path, capsys):
              for line in lines)
   assert not (tmp_path / 'out' / 'table.json').exists()
   assert 'predictions.jsonl' in capsys.readouterr().out
+  corpus.write(passages, [Passage('0', 'Town 1', 'Town 1 lies on the Oder.')])
+  with pytest.raises(ValueError, match='a run whose search was another'):
+    predict.run(ready, str(tmp_path / 'out'))
 
 
 @pytest.mark.parametrize('several', [(), ('engine', 'sample')])

@@ -33,6 +33,23 @@ def test_a_file_holds_all_of_every_trajectory_and_appears_whole(tmp_path):
   assert records.read(file) == []
 
 
+def test_a_round_of_other_questions_is_sampled_again(tmp_path):
+  questions = [Question(f'q{n}', 'where?', ('é',)) for n in range(3)]
+  played = []
+
+  def play(number, asked):
+    played.append(number)
+    return [dataclasses.replace(TRAJECTORY, question=question)
+            for question in asked]
+
+  other = [*questions[:2], dataclasses.replace(questions[2], text='who?')]
+  for asked in (questions, questions, other, other):
+    found = [t.question for sampled in records.in_rounds(
+        tmp_path, asked, 2, play) for t in sampled]
+    assert found == asked
+  assert played == [0, 1, 1]
+
+
 def test_half_a_character_in_a_passage_comes_back(tmp_path):
   """A search server can send it; UTF-8 cannot write it, but JSON can."""
   odd = dataclasses.replace(TRAJECTORY, turns=(dataclasses.replace(

@@ -165,17 +165,21 @@ def write(path: str | pathlib.Path, questions: Sequence[Question]) -> None:
                      for q in questions))
 
 
+def in_order(questions: Sequence[Question], seed: int) -> list[Question]:
+  """Returns questions in an order that depends on the seed and their uids."""
+  return sorted(questions, key=lambda question: hashlib.sha256(
+      f'{seed}/{question.uid}'.encode()).digest())
+
+
 def subset(questions: Sequence[Question], count: int, seed: int
           ) -> list[Question]:
   """Returns `count` random questions, in their original order.
 
-  A question's rank is a hash of seed and uid. The subset therefore does not
-  depend on the order of files, and a larger subset includes a smaller one. One
-  more question in a file displaces at most one question of the subset.
+  They are the first ones of `in_order`. The subset therefore does not depend on
+  the order of files, and a larger subset includes a smaller one. One more
+  question in a file displaces at most one question of the subset.
   """
-  ranked = sorted(questions, key=lambda q: hashlib.sha256(
-      f'{seed}/{q.uid}'.encode()).digest())
-  chosen = {q.uid for q in ranked[:count]}
+  chosen = {q.uid for q in in_order(questions, seed)[:count]}
   return [q for q in questions if q.uid in chosen]
 
 

@@ -85,7 +85,7 @@ def run(
     samples: int = 1,
     templates: Mapping[str, str] = prompts.PLAIN,
     fingerprint: str = '',
-    source: str = '',
+    source: Callable[[str, str], str] | None = None,
     folder: pathlib.Path | None = None,
     shard: int = SHARD,
     title: str = 'Evaluating',
@@ -102,10 +102,11 @@ def run(
     templates: Prompt templates of other methods; see `agent.prompts`.
     fingerprint: Fingerprint of everything that the scores depend on; it is
       written to rows and records.
-    source: Digest of the policy and its limits, which is written to records.
+    source: Function of the names of a set and an engine. It returns a digest of
+      what answers depend on, which is written to their records.
     folder: Directory for the records, and then the table. Existing records are
-      not sampled again, unless they have another `source`. None: nothing is
-      written.
+      not sampled again, unless they have another `source` or are of other
+      questions. None: nothing is written.
     shard: Number of trajectories that are sampled and then written together.
     title: Text beside the progress bar.
     judge: Judge whose verdicts are further columns; None: no judge.
@@ -131,8 +132,8 @@ def run(
           sampler, synced.weights, case, count, step, templates, tally)
       results.append((case, _case(
           play, case, max(shard // count, 1), count, sampler.tokenizer,
-          label | ({'source': source} if source else {}), folder, tally,
-          judge)))
+          label | ({'source': source(case.dataset.name, case.engine)}
+                   if source else {}), folder, tally, judge)))
   rows = [row | label for row in (
       *(row for case, scores in results for row in _rows(case, scores)),
       *_means(results))]
@@ -185,7 +186,8 @@ def _case(play: Play, case: EvalCase, size: int, samples: int, tokenizer: Any,
   for number, first in enumerate(range(0, len(questions), size)):
     file = folder and folder / RECORDS / case.name / f'{number:06d}.jsonl.gz'
     shard = questions[first:first + size]
-    scores += _shard(play, case, shard, tokenizer, label, file, judge)
+    scores += _shard(
+        play, case, shard, samples, tokenizer, label, file, judge)
     tally.end_shard(samples * len(shard))
     if len(questions) > _FEW:
       mean = sum(score.values[case.score] for score in scores) / len(scores)
@@ -213,17 +215,25 @@ def _player(sampler: Sampler, weights: Any, case: EvalCase, samples: int,
 
 
 def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
-           tokenizer: Any, label: Mapping[str, str], file: pathlib.Path | None,
-           judge: scoring.Scorer | None) -> list[scores_lib.Score]:
+           samples: int, tokenizer: Any, label: Mapping[str, str],
+           file: pathlib.Path | None, judge: scoring.Scorer | None
+           ) -> list[scores_lib.Score]:
   """Returns the scores of a shard, which is a part of a case's questions.
 
-  If `file` already has the shard's records, of the same source, the scores are
+  If `file` already has records of the same source and questions, the scores are
   read from it. Else the questions are answered, and the records are written to
   `file` if it is not None.
   """
-  recorded_scores = file and processes.on_first(str(file), lambda: [
-      line['score'] for line in shards.read(file) or ()
-      if line.get('source') == label.get('source')])
+  asked = [question for question in questions for _ in range(samples)]
+
+  def read() -> list[dict[str, Any]]:
+    lines = file and shards.read(file) or ()
+    is_whole = [records.question(line['trajectory']['question'])
+                for line in lines] == asked
+    return [line['score'] for line in lines if is_whole
+            and line.get('source') == label.get('source')]
+
+  recorded_scores = file and processes.on_first(str(file), read)
   if recorded_scores:
     return [scores_lib.Score(**score) for score in recorded_scores]
   began = time.perf_counter()

@@ -5,7 +5,8 @@
 These are the data, the index, the model, the prompt and the code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -18,6 +19,7 @@ from searchrl.evaluation import compare
 from searchrl.experiment import config_checks
 from searchrl.experiment import past_runs
 from searchrl.experiment import policy
+from searchrl.experiment import search as searches
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
@@ -44,7 +46,10 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
   dialogue = sampler.dialogue
   return {
       'data': questions(sets),
-      'search': search, 'model': model(config, run),
+      'search': search, 'engines': {
+          name: searches.settings(engine)
+          for name, engine in searches.of_evaluation(config).items()},
+      'model': model(config, run),
       'prompt': _digest(''.join(
           [dialogue.head, dialogue.template, dialogue.tail]).encode()),
       'budgets': config.rollout.budgets.to_dict(),
@@ -55,18 +60,32 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
       'revision': workdirs.environment()['git']}
 
 
-def source(facts: Any) -> str:
-  """Returns a digest of what an answer depends on besides question and search.
+def sources(facts: Any, step: int) -> Callable[[str, str], str]:
+  """Returns a function that gives a digest of what an answer depends on.
 
   Records with another source are not taken for answers of this evaluation. The
-  place of the model does not count.
+  question itself and the place of the model do not count.
 
   Args:
     facts: Result of the function `facts`, perhaps with more.
+    step: Seed of sampled answers.
+
+  Returns:
+    A function of the name of a set and the name of an engine.
   """
   rest = {name: value for name, value in facts.items()
-          if name not in ('data', 'search', 'revision')}
-  return of(rest | {'model': facts['model']['digest']})
+          if name not in ('data', 'search', 'engines', 'revision')}
+  rest |= {'model': facts['model']['digest'], 'step': step}
+  engines = facts['engines']
+
+  def source(dataset: str, engine: str) -> str:
+    searched = facts['search']
+    if len(engines) > 1:  # else there is no level of engines
+      searched = searched.get(engine, {})
+    return of(rest | {'search': searched.get(dataset),
+                      'engine': engines.get(engine)})
+
+  return source
 
 
 def _judge(evaluate: Any) -> dict[str, Any]:
@@ -76,9 +95,8 @@ def _judge(evaluate: Any) -> dict[str, Any]:
 
 
 def questions(sets: Sequence[datasets.Dataset]) -> dict[str, str]:
-  """Returns {name: digest of ids, texts and gold answers, in their order}."""
-  return {data.name: _digest(json.dumps(
-      [[q.uid, q.text, q.answers] for q in data.questions]).encode())
+  """Returns {name of a set: digest of its questions with all their fields}."""
+  return {data.name: of([dataclasses.astuple(q) for q in data.questions])
           for data in sets}
 
 

@@ -102,6 +102,32 @@ def describe(search: Any, corpus: Any) -> dict[str, Any]:
                            load_encoder=_load_encoder)
 
 
+def describe_all(through: Mapping[str, Any],
+                 sets: Sequence[datasets.Dataset]) -> dict[str, Any]:
+  """Returns descriptions of the searched data: name of a set -> description.
+
+  With several engines, such a dict is returned for each: name of an engine ->
+  name of a set -> description.
+  """
+  corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
+  described = {}
+  for name, search in through.items():
+    facts = {key: describe(search, corpus)
+             for key, corpus in corpora.items()}  # a shared one: once
+    described[name] = {
+        dataset.name: facts[id(dataset.corpus)] for dataset in sets}
+  return described if len(described) > 1 else next(iter(described.values()))
+
+
+def settings(search: Any) -> dict[str, Any]:
+  """Returns the engine of a field such as config.search, and its settings.
+
+  They are those that change its results, so that the paths and addresses of
+  data are left out.
+  """
+  return registry.settings(search.engine, search.options)
+
+
 def engines(search: Any, sets: Sequence[datasets.Dataset], *, seed: int,
             bind: Bind = lambda search, corpus: search) -> list[SearchFn]:
   """Returns the engine of each set. Sets with the same corpus share an engine.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import collections
 import dataclasses
 import functools
-import hashlib
 import pathlib
 import sys
 from typing import Any
@@ -23,6 +22,7 @@ from searchrl.agent import tag_parser
 from searchrl.data import datasets
 from searchrl.data import jsonl
 from searchrl.data import question_metadata
+from searchrl.data import questions as questions_lib
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import fingerprint
@@ -71,6 +71,7 @@ class Author:
       lambda trajectory: trajectory.question.hops)
   # Numbers of the turns that are not trained on.
   untrained: Callable[[Trajectory], Sequence[int]] = lambda trajectory: ()
+  digest: str = ''  # digest of the chains that the author follows, if any
 
 
 def run(config, workdir: str) -> None:
@@ -108,6 +109,7 @@ def run(config, workdir: str) -> None:
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions([data]),
                  alike=True)
+  directory.note('chains', lambda: {'digest': author.digest}, alike=True)
   directory.note('search', lambda: searches.describe(
       config.search, data.corpus), alike=True)
   rounds = records.in_rounds(
@@ -156,7 +158,7 @@ def by_chains(config, questions: Sequence[Question],
   metadata = reader.read(config.data.train)
   chains = {uid: chain for uid, (place, values) in metadata.items()
             if (chain := chains_lib.parse(values, place))}
-  chosen = in_order([
+  chosen = questions_lib.in_order([
       q for q in questions if q.uid in chains and (
           not options.hops or len(chains[q.uid].hops) in options.hops)],
                     config.seed)
@@ -190,7 +192,8 @@ def by_chains(config, questions: Sequence[Question],
   return Author(
       write, chosen, untrained=untrained,
       misses=lambda t: chains_lib.misses(scripts[t.question.uid], t),
-      hops=lambda t: len(chains[t.question.uid].hops))
+      hops=lambda t: len(chains[t.question.uid].hops),
+      digest=fingerprint.of({q.uid: chains[q.uid] for q in chosen}))
 
 
 def by_teacher(config, questions: Sequence[Question],
@@ -215,13 +218,8 @@ def by_teacher(config, questions: Sequence[Question],
         f'hops={tuple(hops)}, but none of {len(questions)} has one. Choose '
         'others.')
   teacher = served_teacher.Teacher(model.dialogue, model.tokenizer, **options)
-  return Author(teacher, in_order(chosen, config.seed), samples, threads)
-
-
-def in_order(questions: Sequence[Question], seed: int) -> list[Question]:
-  """Returns questions in an order that depends on the seed and their uids."""
-  return sorted(questions, key=lambda question: hashlib.sha256(
-      f'{seed}/{question.uid}'.encode()).digest())
+  return Author(teacher, questions_lib.in_order(chosen, config.seed), samples,
+                threads)
 
 
 def play(config, author: Author, model: model_folders.ModelFolder, search: Any,

@@ -4,7 +4,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from searchrl.agent import prompts
@@ -66,7 +66,8 @@ def run(config, workdir: str) -> None:
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions(sets), alike=True)
   through = searches.of_evaluation(config)
-  searched = processes.on_first('searched', lambda: _described(through, sets))
+  searched = processes.on_first(
+      'searched', lambda: searches.describe_all(through, sets))
   directory.note('search', lambda: searched, alike=True)
   if options.methods:
     cases = searches.cases(through, sets, options, seed=config.seed,
@@ -80,8 +81,9 @@ def run(config, workdir: str) -> None:
       config, loaded[0], sets, searched, options.run))
   rows = evaluator.run(
       *loaded, cases, step=options.step, samples=options.samples,
-      fingerprint=fingerprint.of(facts), source=fingerprint.source(facts),
-      folder=folder, judge=judge)
+      fingerprint=fingerprint.of(facts),
+      source=fingerprint.sources(facts, options.step), folder=folder,
+      judge=judge)
   processes.on_first('fingerprint', lambda: _note(
       folder, facts, fingerprint.overlap(options.run, sets)))
   if processes.is_first():
@@ -164,8 +166,9 @@ def _compare(config, cases: Sequence[evaluator.EvalCase],
             loaded[0], config.seed)) for case in cases],
         step=options.step, samples=options.samples,
         templates=prompts.SETS[options.prompts],
-        fingerprint=fingerprint.of(facts), source=fingerprint.source(facts),
-        folder=here, title=f'Evaluating {name}', judge=judge)
+        fingerprint=fingerprint.of(facts),
+        source=fingerprint.sources(facts, options.step), folder=here,
+        title=f'Evaluating {name}', judge=judge)
     processes.on_first('fingerprint', lambda: _note(
         here, facts, fingerprint.overlap(method.run, sets)))
     note = '' if method.taught else 'prompt never taught'
@@ -285,20 +288,3 @@ def _check_sets(config) -> None:
         'empty. (None is generated with evaluate.worlds.kinds=(), with '
         'data.train of your own, or with a remote engine.) Give '
         '--config.data.evaluate=my_test.jsonl and --config.search.corpus.')
-
-
-def _described(through: Mapping[str, Any], sets: Sequence[datasets.Dataset]
-              ) -> dict[str, Any]:
-  """Returns descriptions of the searched data: name of a set -> description.
-
-  With several engines, such a dict is returned for each: name of an engine ->
-  name of a set -> description.
-  """
-  corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
-  described = {}
-  for name, search in through.items():
-    facts = {key: searches.describe(search, corpus)
-             for key, corpus in corpora.items()}  # a shared one: once
-    described[name] = {
-        dataset.name: facts[id(dataset.corpus)] for dataset in sets}
-  return described if len(described) > 1 else next(iter(described.values()))

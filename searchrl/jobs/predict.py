@@ -63,14 +63,19 @@ def run(config, workdir: str) -> None:
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions(sets),
                  alike=True)
+  through = searches.of_evaluation(config)
+  searched = processes.on_first(
+      'searched', lambda: searches.describe_all(through, sets))
+  directory.note('search', lambda: searched, alike=True)
   cases = searches.cases(
-      searches.of_evaluation(config), sets, options, seed=config.seed,
+      through, sets, options, seed=config.seed,
       rollout=config.rollout, bind=toolsets.of_sampler(sampler, config.seed))
   facts = processes.on_first('facts', lambda: fingerprint.facts(
-      config, sampler, sets, None, options.run))
+      config, sampler, sets, searched, options.run))
   evaluator.run(
       sampler, params, cases, step=options.step, samples=options.samples,
-      source=fingerprint.source(facts), folder=folder, title='Predicting')
+      source=fingerprint.sources(facts, options.step), folder=folder,
+      title='Predicting')
   processes.on_first('predictions', lambda: _write(folder))
   processes.say(f'wrote {folder / FILE}', file=sys.stdout)
 

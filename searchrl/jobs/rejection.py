@@ -65,6 +65,8 @@ def run(config, workdir: str) -> None:
   directory.prepare()
   directory.note('questions', lambda: fingerprint.questions([data]),
                  alike=True)
+  directory.note('search', lambda: searches.describe(
+      config.search, data.corpus), alike=True)
   stream = build.stream(config, data)
   position, path = stream.start, config.model.path
   for number in range(1, options.iterations + 1):

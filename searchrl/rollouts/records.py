@@ -92,8 +92,9 @@ def in_rounds(
 ) -> Iterator[list[Trajectory]]:
   """Yields a list of trajectories for each round of `size` questions.
 
-  A round is sampled and written to a file. If its file exists, it is read
-  instead, so that a repeated call continues after the last whole round.
+  A round is sampled and written to a file. If its file exists, and is of these
+  questions, it is read instead, so that a repeated call continues after the
+  last whole round.
 
   Args:
     folder: Directory of the files round_000000.jsonl.gz and so on.
@@ -104,9 +105,14 @@ def in_rounds(
   """
   for number, first in enumerate(range(0, len(questions), size)):
     file = folder / f'round_{number:06d}.jsonl.gz'
-    if not processes.on_first(str(file), file.exists):
-      sampled = play(number, questions[first:first + size])
-      processes.on_first('round', functools.partial(write, file, sampled))
+    asked = questions[first:first + size]
+
+    def is_done(file=file, asked=asked) -> bool:
+      return file.exists() and {t.question for t in read(file)} == {*asked}
+
+    if not processes.on_first(str(file), is_done):
+      processes.on_first('round', functools.partial(
+          write, file, play(number, asked)))
     yield read(file)
 
 

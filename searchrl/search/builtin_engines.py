@@ -173,6 +173,12 @@ def _dense_rows(options: Options, memory: float, hosts: int
       if name in ('index', 'backend', 'storage', 'memory_share')})
 
 
+def _describe_bm25(corpus: Corpus, options: Options, load_encoder: Any
+                  ) -> dict[str, Any]:
+  index = options.get('index')
+  return {'index': bm25_files.digest(index)} if index else {}
+
+
 def _describe_dense(corpus: Corpus, options: Options,
                     load_encoder: open_index.LoadEncoder | None
                     ) -> dict[str, Any]:
@@ -216,16 +222,17 @@ def _snippets(_: Any, *, parts: tuple[SearchFn, ...], sentences: int = 1
       snippets.shown(parts[0], sentences=sentences), parts)
 
 
-def _cache(_: Any, *, parts: tuple[SearchFn, ...],
+def _cache(corpus: Any, *, parts: tuple[SearchFn, ...],
            fingerprint: Callable[[], str], index: str = '', **options: Any
            ) -> SearchFn:
-  return cache.Cached(parts[0], index=index or fingerprint(), **options)
+  name = f'{index}/{corpus.digest}' if index and corpus else index
+  return cache.Cached(parts[0], index=name or fingerprint(), **options)
 
 
 ENGINES = {
     'bm25': Engine(
         _bm25, _keywords(bm25.bm25, 'index'), paths=('index',),
-        is_identified=lambda options: 'index' not in options),
+        describe=_describe_bm25),
     'dense': Engine(_dense, _dense_options, paths=('index',),
                     rows_on_devices=_dense_rows,
                     is_joint=lambda options: options.get('backend') == 'mesh',

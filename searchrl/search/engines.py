@@ -315,6 +315,23 @@ def describe(name: str, corpus: AnyCorpus | None, options: Options, *,
   return facts
 
 
+def settings(name: str, options: Options) -> dict[str, Any]:
+  """Returns an engine's name and those of its options that results depend on.
+
+  Paths are left out. So are all options of an engine that only asks a server,
+  such as its address. Inner engines follow as 'engines'.
+  """
+  spec = parse(name, options)
+  apart = {*spec.engine.paths, spec.engine.inner}
+  facts = {'engine': name} | {
+      key: value for key, value in spec.options.items()
+      if key not in apart and spec.engine.is_remote is not True}
+  if spec.parts:
+    facts['engines'] = [settings(part.name, part.options)
+                        for part in spec.parts]
+  return json.loads(json.dumps(facts, default=dict))  # without ConfigDicts
+
+
 def _fingerprint(spec: Spec, corpus: AnyCorpus | None,
                  load_encoder: open_index.LoadEncoder | None) -> str:
   """Returns a digest of the data that an engine searches; '' if unknown."""

@@ -6,6 +6,8 @@ The postings of each block are written to disk, so that a build needs memory for
 the terms and one block only. A loaded index equals the index of `bm25.build`.
 """
 
+import hashlib
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -149,14 +151,21 @@ def load(folder: str | pathlib.Path, corpus: Corpus) -> bm25.Index:
 def seal(folder: str | pathlib.Path) -> str:
   """Returns a string that changes when the index in <folder>/bm25 changes.
 
-  It is the index's absolute path with the content of its manifest.
+  It is the index's absolute path with its digest; see `digest` for the errors.
+  """
+  return f'{pathlib.Path(folder).resolve()} {digest(folder)}'
+
+
+def digest(folder: str | pathlib.Path) -> str:
+  """Returns a digest of the index in <folder>/bm25, wherever that is.
 
   Raises:
     FileNotFoundError: There is no index.
     ValueError: The manifest is damaged, or a file is missing or truncated.
   """
-  path = pathlib.Path(folder).resolve() / 'bm25'
-  return f'{path} {manifests.read(path)}'
+  manifest = json.dumps(
+      manifests.read(pathlib.Path(folder) / 'bm25'), sort_keys=True)
+  return hashlib.sha256(manifest.encode()).hexdigest()
 
 
 def indexed(corpus: Corpus, folder: str | pathlib.Path, *, workers: int = 0
