@@ -86,6 +86,14 @@ def _programs_of_a_file(request):
     gc.collect()
 
 
+@pytest.fixture
+def no_silent_broadcasting():
+  """Makes an error of a sum of arrays of different ranks."""
+  import jax  # pylint: disable=g-import-not-at-top
+  with jax.numpy_rank_promotion('raise'):
+    yield
+
+
 def _memory_maps() -> int:
   """Returns the number of this process's memory maps, 0 where unknown."""
   try:

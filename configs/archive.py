@@ -70,7 +70,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.seed = 0  # random seed of all phases
   config.allow_changes = False  # set by the flag --allow_changes
   phases = {'data': _data(), 'tune': _tune(), arm: _rl(arm),
-            'report': _report(arm)}
+            'report': report.get_config(f'{{workdir}}/{arm}')}
   config.order = (phase,) if phase else tuple(phases)
   config.phases = phases
   for part in phases.values():  # one field sets those of all phases
@@ -140,10 +140,4 @@ def _rl(arm: str) -> ml_collections.ConfigDict:
   config.train.num_steps = 24
   for name, value in ARMS[arm].items():
     config[name] = value
-  return config
-
-
-def _report(arm: str) -> ml_collections.ConfigDict:
-  config = report.get_config()
-  config.report.runs = (f'{{workdir}}/{arm}',)
   return config

@@ -82,7 +82,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   phases = dict(
       data=_data(), demonstrations=_demonstrations(), tune=_tune())
   phases[arm] = _rl(arm)
-  phases |= dict(methods=_methods(), report=_report(arm))
+  phases |= dict(methods=_methods(),
+                 report=report.get_config(f'{{workdir}}/{arm}'))
   config.order = (phase,) if phase else tuple(phases)
   config.phases = phases
   for name, part in phases.items():  # one field sets those of all phases
@@ -172,10 +173,4 @@ def _methods() -> ml_collections.ConfigDict:
       prompts='plain', order=('direct', 'rag'),
       methods={name: dict(method=name, path='', run='', taught=False)
                for name in ('direct', 'rag')})
-  return config
-
-
-def _report(arm: str) -> ml_collections.ConfigDict:
-  config = report.get_config()
-  config.report.runs = (f'{{workdir}}/{arm}',)
   return config

@@ -15,6 +15,7 @@ import pytest
 
 from searchrl.rl import advantages
 
+pytestmark = pytest.mark.usefixtures('no_silent_broadcasting')
 BASELINES = {
     'group_relative': (advantages.group_relative, oracles.group_relative),
     'population_std': tuple(
@@ -67,12 +68,6 @@ BY_TOKEN = {
                   oracles.reinforce_plus_plus_baseline)),
 }
 SMALL, REALISTIC = (7, 6), (16, 200)
-
-
-@pytest.fixture(autouse=True)
-def _no_silent_broadcasting():
-  with jax.numpy_rank_promotion('raise'):
-    yield
 
 
 def random_groups(seed, rows=13):

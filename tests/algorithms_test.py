@@ -22,6 +22,7 @@ from searchrl.runtime import mesh as meshes
 from searchrl.training import learner as learners
 from searchrl.trajectory import Batch, Question
 
+pytestmark = pytest.mark.usefixtures('no_silent_broadcasting')
 DEVICES = 8
 
 KL = dict(kl_coef=0.1, kl_estimator='k2')
@@ -99,12 +100,6 @@ ON_ALL = {  # also trained on observations
         'dspo_all_terms', 'gmpo_all_terms', 'rloo', 'reinforce',
         'reinforce_all_terms', 'reinforce_plus_plus', 'hrpo', 'cispo',
         'mt_grpo_all_terms', 'gigpo', 'ppo_turn_rewards', 'ppo_masked', 'grpo_truncated', 'gspo_masked', 'rloo_truncated')}
-
-
-@pytest.fixture(autouse=True)
-def _no_silent_broadcasting():
-  with jax.numpy_rank_promotion('raise'):
-    yield
 
 
 @pytest.fixture(params=TABLE)

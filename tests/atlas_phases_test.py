@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 
 from configs import atlas
+import fakes
 import pytest
 import real_tokenizers
 import tiny
@@ -39,10 +40,6 @@ SMALL = {  # field -> value, as flags set them
     'report': {}}
 
 
-class Killed(BaseException):
-  """Stands for a kill: an exception that no program catches."""
-
-
 def config(model):
   result = atlas.get_config()
   config_fields.assign(result, {'model': [str(model)]} | {
@@ -63,7 +60,7 @@ def deadly_at_the_second_call(function):
   def call(*arguments, **options):
     calls.append(1)
     if len(calls) == 2:
-      raise Killed
+      raise fakes.Killed
     return function(*arguments, **options)
 
   return call
@@ -101,7 +98,7 @@ def test_all_phases_run_and_go_on_after_kills_to_the_same_bytes(
   for owner, name in ((checkpoint, 'save'), (loop, 'step')):
     with monkeypatch.context() as patch:
       patch.setattr(owner, name, deadly_at_the_second_call(getattr(owner, name)))
-      with pytest.raises(Killed):
+      with pytest.raises(fakes.Killed):
         run(model, tmp_path / 'killed')
   run(model, tmp_path / 'killed')
   assert 'Resumed at step 1 of ' in capsys.readouterr().err

@@ -26,6 +26,7 @@ from searchrl.search.index import memory_estimate
 from searchrl.search.index import vector_store
 from searchrl.trajectory import Passage, Query, Question
 import faiss_import_test
+import fakes
 import loopback
 import tiny_bert
 
@@ -155,10 +156,6 @@ def test_bm25_alone_writes_no_vectors(tmp_path, corpus, capsys):
   assert tree(tmp_path / 'i') == tree(tmp_path / 'whole')
 
 
-class Killed(BaseException):
-  """Stands for a kill: a program does not catch it."""
-
-
 def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
     tmp_path, corpus, monkeypatch):
   build_index.run(configured(corpus), tmp_path / 'whole')
@@ -171,11 +168,11 @@ def test_a_build_killed_at_any_write_goes_on_to_the_same_bytes(
       calls.append(file)
       if len(calls) - 1 == deadly:
         file.with_name('.half').write_text('{')
-        raise Killed
+        raise fakes.Killed
       write(file, value)
 
     monkeypatch.setattr(atomic_files, 'write_json', dies)
-    with pytest.raises(Killed):
+    with pytest.raises(fakes.Killed):
       build_index.run(configured(corpus), folder)
     monkeypatch.setattr(atomic_files, 'write_json', write)
     encoded, encode = [], dense.encoded

@@ -6,6 +6,7 @@ from concurrent import futures
 import json
 import threading
 
+import fakes
 import pytest
 
 from searchrl.data import datasets
@@ -279,10 +280,6 @@ def test_a_world_that_another_command_replaces_is_not_mixed_with_its_own(
     made(3)
 
 
-class Killed(BaseException):
-  """Stands for a kill: an exception that no program catches."""
-
-
 def test_a_killed_generation_leaves_the_world_before_it(tmp_path, monkeypatch):
   def made(seed):
     return datasets.generated(tmp_path / 'world', name='known', source='known',
@@ -291,11 +288,11 @@ def test_a_killed_generation_leaves_the_world_before_it(tmp_path, monkeypatch):
   before = made(3)
 
   def fails(path, questions):
-    raise Killed
+    raise fakes.Killed
 
   with monkeypatch.context() as patch:
     patch.setattr(questions_lib, 'write', fails)
-    with pytest.raises(Killed):
+    with pytest.raises(fakes.Killed):
       made(4)
     assert made(3) == before  # nothing is written again
   assert made(4) != before

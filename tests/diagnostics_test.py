@@ -19,13 +19,8 @@ from searchrl.rl import losses
 from searchrl.rl.masked import Mean
 from searchrl.trajectory import Batch
 
+pytestmark = pytest.mark.usefixtures('no_silent_broadcasting')
 CLIP = dict(clip_low=0.2, clip_high=0.3)
-
-
-@pytest.fixture(autouse=True)
-def _no_silent_broadcasting():
-  with jax.numpy_rank_promotion('raise'):
-    yield
 
 
 def random_inputs(seed=0, dtype=np.float32, gap=1.0):

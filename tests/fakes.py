@@ -20,6 +20,10 @@ TOKENIZER = tiny.Tokenizer()
 STEP = 9  # of every scripted rollout
 
 
+class Killed(BaseException):
+  """Stands for a kill: an exception that no program catches."""
+
+
 class Engine:
   """An engine whose actions are scripted, some sooner than others.
 

@@ -22,9 +22,9 @@ from searchrl.data import conversations
 from searchrl.experiment import policy
 from searchrl.jobs import finetune
 from searchrl.models import weights
+from searchrl.runtime import atomic_files
 from searchrl.runtime import checkpoint
 from searchrl.runtime import metrics
-from searchrl.training import supervised
 import loopback
 import question_files_test
 
@@ -56,7 +56,7 @@ def own(tmp_path, **changes):
 
 
 def digest(folder):
-  return supervised.sha256(folder / 'model' / 'model.safetensors')
+  return atomic_files.sha256(folder / 'model' / 'model.safetensors')
 
 
 def losses_of(folder):

@@ -16,15 +16,10 @@ import pytest
 
 from searchrl.rl import losses
 
+pytestmark = pytest.mark.usefixtures('no_silent_broadcasting')
 CLIP = dict(clip_low=0.2, clip_high=0.3)
 LOW_HIGH = tuple(CLIP.values())
 SMALL, REALISTIC = (7, 6), (16, 200)
-
-
-@pytest.fixture(autouse=True)
-def _no_silent_broadcasting():
-  with jax.numpy_rank_promotion('raise'):
-    yield
 
 
 def random_inputs(

@@ -16,11 +16,7 @@ from searchrl.rl import losses
 from searchrl.rl import masked
 from searchrl.rl.masked import Mean
 
-
-@pytest.fixture(autouse=True)
-def _no_silent_broadcasting():
-  with jax.numpy_rank_promotion('raise'):
-    yield
+pytestmark = pytest.mark.usefixtures('no_silent_broadcasting')
 
 
 @pytest.fixture

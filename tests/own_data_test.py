@@ -8,6 +8,7 @@ import json
 import shutil
 
 from configs import grpo
+import fakes
 import pytest
 
 import question_files_test
@@ -60,10 +61,6 @@ def configured(folder, kind):
   return config
 
 
-class Killed(Exception):
-  """Stands for a kill."""
-
-
 @pytest.fixture(scope='module', params=['jsonl', 'parquet'])
 def run(request, tmp_path_factory):
   """Killed while it was evaluated after step 2 of 3, and resumed."""
@@ -74,12 +71,12 @@ def run(request, tmp_path_factory):
   def killed(*args, **kwargs):
     calls.append(args)
     if len(calls) == 2:
-      raise Killed
+      raise fakes.Killed
     return evaluate(*args, **kwargs)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(evaluator, 'run', killed)
-    with pytest.raises(Killed):
+    with pytest.raises(fakes.Killed):
       train.run(config, str(folder / 'run'))
     assert checkpoint.steps(folder / 'run' / 'checkpoints') == [0]
     train.run(config, str(folder / 'run'))

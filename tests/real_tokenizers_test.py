@@ -14,6 +14,7 @@ import unicodedata
 
 import chats
 import fakes
+import formats_test
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
@@ -358,7 +359,7 @@ def test_a_call_without_tags_has_the_format_of_a_call():
       ([f'{THINK}{BARE}', THINK + CALL, THINK + ANSWER], True),
       ([f'{BARE}<|eot_id|>', THINK + ANSWER], False),  # has no thought
       ([f'{THINK}{BARE} now', THINK + ANSWER], False)):
-    trajectory = conversation(dialogue, tokenizer, *texts)
+    trajectory = formats_test.conversation(dialogue, tokenizer, *texts)
     assert formats.is_well_formed(trajectory, needs_search=True) == valid
     assert trajectory.turns[0].action.kind == (
         'invalid' if 'now' in texts[0] else 'search')
@@ -474,26 +475,6 @@ def test_a_passage_of_a_hundred_words_is_cut_at_its_budget(name, tokenizer):
             6 * dialogue.json_levels)
 
 
-def conversation(dialogue, tokenizer, *texts):
-  """A trajectory of these texts, with what the dialogue shows after each."""
-  opening = dialogues.opening(dialogue, 'where?', tokenizer)
-  turns = []
-  for i, text in enumerate(texts):
-    ids, shown = tokenizer.encode(text), ()
-    action = dialogue.parse(tokenizer.decode(ids))
-    if action.is_search:
-      shown = dialogues.observation(
-          dialogue, [(PARIS,)], tokenizer, passage_tokens=99,
-          action_tokens=ids).tokens
-    elif action.kind == 'invalid' and i + 1 < len(texts):
-      shown = dialogues.retry(dialogue, tokenizer, ids)
-    turns.append(Turn(
-        ids, (0.0,) * len(ids), action, shown, text=tokenizer.decode(ids),
-        observation=tokenizer.decode(shown)))
-  return Trajectory(tiny.question(), 0, 0, opening, tuple(turns), 'answer',
-                    prompt=tokenizer.decode(opening))
-
-
 def test_formats_are_judged_alike_in_every_frame(name, tokenizer):
   for dialogue in dialogues_of(name):
     search = CALL if '</tool_call>' in dialogue.stop_strings else SEARCH
@@ -509,13 +490,13 @@ def test_formats_are_judged_alike_in_every_frame(name, tokenizer):
         ([search, THINK + ANSWER], False),
         ([think + search], False),
         (['nonsense', THINK + ANSWER], False)):
-      trajectory = conversation(dialogue, tokenizer, *texts)
+      trajectory = formats_test.conversation(dialogue, tokenizer, *texts)
       assert formats.is_well_formed(trajectory) == valid, texts
 
 
 def test_a_demonstration_has_the_ids_of_the_rollout(name, tokenizer):
   for dialogue in dialogues_of(name):
-    trajectory = conversation(
+    trajectory = formats_test.conversation(
         dialogue, tokenizer, THINK + CALL, 'nonsense' + dialogue.turn_end,
         THINK + SEARCH, THINK + ANSWER)
     line = demonstrations.lines(trajectory, tokenizer)[0]['segments']

@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 
+import fakes
 import fsspec
 import pytest
 
@@ -95,10 +96,6 @@ def test_what_is_not_named_is_deleted_and_old_turns_too(scratch):
       '/runs/one/files/000006-']
 
 
-class Killed(BaseException):
-  """Stands for a kill: an exception that no program catches."""
-
-
 @pytest.mark.parametrize('deadly', [0, 1, 2])
 def test_a_push_that_is_killed_leaves_the_turn_before_it(
     scratch, monkeypatch, deadly):
@@ -112,7 +109,7 @@ def test_a_push_that_is_killed_leaves_the_turn_before_it(
   def mortal(function):
     def call(*args):
       if next(writes) == deadly:
-        raise Killed
+        raise fakes.Killed
       return function(*args)
     return call
 
@@ -120,7 +117,7 @@ def test_a_push_that_is_killed_leaves_the_turn_before_it(
     setattr(killed, name, mortal(getattr(killed, name)))
   write(killed.folder, a='2', b='2')
   (killed.folder / 'sub' / 'c').unlink()
-  with pytest.raises(Killed):
+  with pytest.raises(fakes.Killed):
     killed.push()
   after = mirror(scratch / 'after')
   assert contents(after.folder) == {'sub/a': '1', 'sub/b': '1', 'sub/c': '1'}
@@ -198,6 +195,27 @@ def test_a_store_that_is_away_is_asked_again(
   write(one.folder, x='2')
   one.push()
   assert contents(mirror(scratch / 'b').folder) == {'sub/x': '2'}
+
+
+def test_a_store_that_is_away_at_the_start_is_read_again(
+    scratch, monkeypatch, capsys):
+  one = mirror(scratch / 'a')
+  write(one.folder, x='1')
+  one.push()
+  monkeypatch.setattr(run_store, '_PAUSES', (0, 0))
+  two = run_store._Mirror(ADDRESS, scratch / 'b')
+  two.folder.mkdir()
+  calls, read = itertools.count(), two._fs.open
+
+  def open_file(*args, **options):
+    if next(calls) < 2:
+      raise ConnectionError('no route')
+    return read(*args, **options)
+
+  monkeypatch.setattr(two._fs, 'open', open_file)
+  two.pull()
+  assert contents(two.folder) == {'sub/x': '1'}
+  assert capsys.readouterr().err.count('It is tried again in 0 s.') == 2
 
 
 def test_files_that_could_not_be_copied_are_kept_and_copied_by_the_next_start(

@@ -10,6 +10,7 @@ Therefore a template that would later change it is refused here.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import os
 import re
 from typing import Any, NamedTuple
 
@@ -340,8 +341,7 @@ def _change(earlier: str, text: str) -> str:
 
 def difference(text: str, other: str) -> tuple[str, str]:
   """Returns both texts near the position where they begin to differ."""
-  same = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b),
-              min(len(text), len(other)))
+  same = len(os.path.commonprefix([text, other]))
   near = slice(max(same - 20, 0), same + 40)
   return text[near], other[near]
 

@@ -5,6 +5,7 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 import collections
 import itertools
+import os
 from typing import Any
 
 from searchrl.agent import transcripts
@@ -129,8 +130,7 @@ def _longest(ids: tuple[int, ...], tokenizer, trained: bool, first: bool
     count = len(ids)
     while count and (encoded := transcripts.encode(
         piece, tokenizer, first=first)) != ids[:count]:
-      same = next((n for n, (a, b) in enumerate(zip(encoded, ids)) if a != b),
-                  min(len(encoded), count))
+      same = len(os.path.commonprefix([encoded, ids[:count]]))
       count = min(max(same, 1), count - 1)
       piece = _text(ids[:count], tokenizer, trained, special, first)
     if count > best[1]:

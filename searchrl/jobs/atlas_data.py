@@ -22,7 +22,6 @@ from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.search import corpus as corpora
 from searchrl.search.index import bm25_files
-from searchrl.training import supervised
 from searchrl.trajectory import Passage, Query, Question
 from searchrl.world import atlas_facts
 from searchrl.world import atlas_passages
@@ -76,7 +75,7 @@ def is_whole(folder: pathlib.Path) -> bool:
   try:
     digests = json.loads((folder / _DIGESTS).read_text())['files']
     return _INDEX in digests and all(  # older folders have no index
-        supervised.sha256(folder / name) == digest
+        atomic_files.sha256(folder / name) == digest
         for name, digest in digests.items())
   except (OSError, ValueError, KeyError, AttributeError):
     return False
@@ -124,11 +123,11 @@ def write(folder: pathlib.Path, options: dict[str, Any]) -> None:
       {'id': p.id, 'title': p.title, 'text': p.text} for p in passages))
   for name, questions in files.items():
     jsonl.write(folder / f'{name}.jsonl', (q.row() for q in questions))
-  digests = {f'{name}.jsonl': supervised.sha256(folder / f'{name}.jsonl')
+  digests = {f'{name}.jsonl': atomic_files.sha256(folder / f'{name}.jsonl')
              for name in ('corpus', *files)}
   readme = folder / 'LICENCES' / 'README.md'
   atomic_files.write(readme, _readme(atlas, passages, files, digests))
-  digests |= {name: supervised.sha256(folder / name)
+  digests |= {name: atomic_files.sha256(folder / name)
               for name in ('LICENCES/README.md', _INDEX)}
   atomic_files.write(folder / _DIGESTS, json.dumps(
       {'packages': _versions(), 'files': digests}, indent=2) + '\n')

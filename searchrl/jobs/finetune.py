@@ -31,6 +31,7 @@ from searchrl.experiment import model_folders
 from searchrl.experiment import policy
 from searchrl.models import lora as loras
 from searchrl.models import weights
+from searchrl.runtime import atomic_files
 from searchrl.runtime import dispatch
 from searchrl.runtime import host_memory
 from searchrl.runtime import mesh as meshes
@@ -102,7 +103,7 @@ def run(config, workdir: str | pathlib.Path) -> None:
   host_memory.give_back()  # memory of these params, or of earlier rollouts
   directory.prepare()
   digests = lambda: {
-      name: supervised.sha256(file) for name, file in files.items()}
+      name: atomic_files.sha256(file) for name, file in files.items()}
   directory.note('data', digests, alike=True)
   if config.model.lora.rank:  # else the checkpoints have all weights
     directory.note(policy.BASE, lambda: policy.base_of(config.model.path))

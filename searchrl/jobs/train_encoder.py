@@ -23,6 +23,7 @@ from searchrl.experiment import config_checks
 from searchrl.models import contrastive
 from searchrl.models import encoder as encoders
 from searchrl.models import weights
+from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
 from searchrl.runtime import workdir as workdirs
 from searchrl.training import optimizer as optimizers
@@ -54,7 +55,7 @@ def run(config, workdir: str) -> None:
   directory.prepare()
   if data.pairs:
     source_of = encoder_pairs.file_pairs(data.pairs)
-    directory.note('data', lambda: {'sha256': supervised.sha256(data.pairs)})
+    directory.note('data', lambda: {'sha256': atomic_files.sha256(data.pairs)})
   else:
     # The cache holds source 0 and the present one.
     source_of = functools.lru_cache(maxsize=2)(functools.partial(

@@ -19,7 +19,6 @@ See configs/prepare_data.py.
 
 from collections.abc import Mapping
 import collections
-import hashlib
 import json
 import pathlib
 import re
@@ -286,8 +285,8 @@ def _checked_digest(file: pathlib.Path) -> str:
 
 
 def _digest(file: pathlib.Path) -> str:
-  with progress.phase(f'Hashing {file}'), file.open('rb') as opened:
-    return hashlib.file_digest(opened, 'sha256').hexdigest()
+  with progress.phase(f'Hashing {file}'):
+    return atomic_files.sha256(file)
 
 
 def _entries(folder: Any) -> dict[str, Entry]:

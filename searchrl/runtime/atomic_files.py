@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic writes: an interrupted write leaves the old file or folder.
 
-A JSON file that may be missing is read here, too.
+A JSON file that may be missing is read here, and files are compared by their
+digests.
 """
 
 from collections.abc import Iterator
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -57,6 +59,12 @@ def write_json(file: pathlib.Path, value: Any) -> None:
 def read_json(file: pathlib.Path) -> Any:
   """Returns the value in a JSON file, or None if there is no such file."""
   return json.loads(file.read_text()) if file.exists() else None
+
+
+def sha256(path: str | pathlib.Path) -> str:
+  """Returns the SHA-256 of a file, in hex."""
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ uploaded do no harm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import contextlib
 import functools
@@ -176,8 +176,12 @@ class _Mirror:
     """Makes the local folder equal to the newest turn (copy) in the store.
 
     A folder that a failed push has left keeps its files if there is no newer
-    turn.
+    turn. If the store cannot be reached, reading is tried again for seconds.
     """
+    self._retry(self._read, _PAUSES[:3])
+
+  def _read(self) -> None:
+    """Copies the newest turn in the store to the local folder."""
     with (_plain_errors(self._address),
           progress.phase(f'Reading {self._address}')):
       while True:
@@ -210,7 +214,7 @@ class _Mirror:
     self._seen = {
         name: state for name, state in _files(self.folder).items()
         if name in self._stored
-        and _digest(self.folder / name) == self._stored[name][1]}
+        and atomic_files.sha256(self.folder / name) == self._stored[name][1]}
     processes.say(f'{self.folder} has files that {self._address} lacks. The '
                   'run goes on from them.')
     return True
@@ -236,27 +240,35 @@ class _Mirror:
     if not changed and files.keys() == self._stored.keys():
       return
     self._next = None
-    for pause in (*_PAUSES, None):
+    try:
+      self._retry(lambda: self._copy(files, changed), _PAUSES)
+    except OSError as error:
+      raise OSError(
+          f'{error} The files that it lacks are in {self.folder}. The same '
+          'command on this machine goes on from them, and copies them. If the '
+          'run goes on elsewhere, it deletes them, so copy them before.'
+      ) from error
+    (self.folder / _UNSENT).unlink(missing_ok=True)
+
+  def _retry(self, copy: Callable[[], None], pauses: Sequence[int]) -> None:
+    """Copies files, and does so again after each pause while that fails."""
+    for pause in (*pauses, None):
       try:
-        self._copy(files, changed)
-        break
+        return copy()
       except OSError as error:
-        (self.folder / _UNSENT).write_text(self._position())
         if pause is None or type(error) is not OSError or isinstance(
             error.__cause__, PermissionError):  # waiting would not help
-          raise OSError(
-              f'{error} The files that it lacks are in {self.folder}. The same '
-              'command on this machine goes on from them, and copies them. If '
-              'the run goes on elsewhere, it deletes them, so copy them before.'
-          ) from error
+          raise
         processes.say(f'Warning: {error} It is tried again in {pause} s.')
         time.sleep(pause)
-    (self.folder / _UNSENT).unlink(missing_ok=True)
 
   def _copy(self, files: dict[str, tuple[int, int]], changed: list[str]
            ) -> None:
-    """Copies files to the store, and then the turn that names them."""
-    with (_plain_errors(self._address),
+    """Copies files to the store, and then the turn that names them.
+
+    If that fails, a mark in the local folder says so.
+    """
+    with (self._marked(), _plain_errors(self._address),
           progress.phase(f'Copying to {self._address}', quiet=True)):
       turn = self._turn + 1
       if self._next is None:
@@ -276,6 +288,15 @@ class _Mirror:
       self._turn, self._stored, self._seen = turn, self._next, files
       self._check_turn(turn)
       self._delete_unnamed()
+
+  @contextlib.contextmanager
+  def _marked(self) -> Iterator[None]:
+    """Marks the local folder if an OSError is raised."""
+    try:
+      yield
+    except OSError:
+      (self.folder / _UNSENT).write_text(self._position())
+      raise
 
   def _turns(self) -> list[int]:
     """Returns the numbers of the turns in the store."""
@@ -329,13 +350,13 @@ class _Mirror:
     """Makes a local file equal to the file of the newest turn."""
     key, digest = self._stored[name]
     file = self.folder / name
-    if file.is_file() and _digest(file) == digest:
+    if file.is_file() and atomic_files.sha256(file) == digest:
       return
     with atomic_files.new_file(file) as temporary:
       with (self._fs.open(f'{self._root}/{key}', 'rb') as source,
             temporary.open('wb') as target):
         shutil.copyfileobj(source, target, _CHUNK)
-      if _digest(temporary) != digest:
+      if atomic_files.sha256(temporary) != digest:
         raise _Altered(
             f'{self._address}/{key} must have the SHA-256 {digest}, as when '
             'the run stored it, but has another. Restore that file, or use '
@@ -363,11 +384,6 @@ def _files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
         facts = file.stat()
         result[name.as_posix()] = facts.st_mtime_ns, facts.st_size
   return result
-
-
-def _digest(file: pathlib.Path) -> str:
-  with file.open('rb') as source:
-    return hashlib.file_digest(source, 'sha256').hexdigest()
 
 
 @contextlib.contextmanager

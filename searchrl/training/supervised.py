@@ -13,7 +13,6 @@ a jitted step on a loss.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import math
 import pathlib
@@ -27,6 +26,7 @@ import optax
 
 from searchrl.models import transformer
 from searchrl.rl import algorithms
+from searchrl.runtime import atomic_files
 from searchrl.runtime import checkpoint
 from searchrl.runtime import dispatch
 from searchrl.runtime import metrics as metrics_lib
@@ -419,10 +419,5 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
   """Returns the digest of each file of a model, for the table of a card."""
   files = [*sorted(folder.glob('*.safetensors')), folder / 'tokenizer.json',
            folder / 'config.json']
-  return {f'sha256 of {file.name}': f'`{sha256(file)}`' for file in files}
-
-
-def sha256(path: str | pathlib.Path) -> str:
-  """Returns the SHA-256 of a file, in hex."""
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
+  return {f'sha256 of {file.name}': f'`{atomic_files.sha256(file)}`'
+          for file in files}

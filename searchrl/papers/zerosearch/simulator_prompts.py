@@ -12,10 +12,10 @@ not. ZeroSearch's own prompts for tuned simulators both contain them.
 
 from collections.abc import Callable
 import dataclasses
-import importlib.resources
 import re
 from typing import Any
 
+from searchrl.agent import dialogue as dialogues
 from searchrl.papers.zerosearch.documents import Task
 from searchrl.trajectory import SearchError
 
@@ -111,8 +111,7 @@ def zerosearch() -> Prompts:
   Source: ZeroSearch's code, word for word (third_party). The prompts always ask
   for five documents, regardless of how many the policy is shown.
   """
-  folder = importlib.resources.files('searchrl') / 'third_party'
-  return Prompts(*((folder / f'zerosearch_{quality}.txt').read_text('utf-8')
+  return Prompts(*(dialogues.verbatim(f'zerosearch_{quality}.txt')
                    for quality in ('useful', 'noisy')))
 
 
