@@ -36,3 +36,12 @@ def test_a_folder_that_is_not_finished_replaces_nothing(tmp_path):
   assert [path.name for path in (tmp_path / 'i').iterdir()] == ['old']
   with atomic_files.new_folder(tmp_path / 'i') as new:  # what was left is cleared
     assert not list(new.iterdir())
+
+
+@pytest.mark.parametrize('content', [b'', b'{', b'\xff'])
+def test_a_damaged_json_file_is_named(tmp_path, content):
+  file = tmp_path / 'questions.json'
+  assert atomic_files.read_json(file) is None
+  file.write_bytes(content)
+  with pytest.raises(ValueError, match='questions.json must be JSON, but is'):
+    atomic_files.read_json(file)

@@ -227,6 +227,26 @@ def test_a_file_that_stays_locked_is_named(tmp_path, monkeypatch):
   cache.Store(path)
 
 
+def test_a_cache_that_another_process_writes_to_is_locked(
+    tmp_path, monkeypatch):
+  monkeypatch.setattr(cache, '_PATIENCE_SECS', 0.1)
+  path = tmp_path / 'c.sqlite'
+  cache.Store(path).write('i', {('q', 2): [1]})
+  other = sqlite3.connect(path, isolation_level=None)
+  other.execute('BEGIN IMMEDIATE')
+  with pytest.raises(OSError, match='c.sqlite is locked by another process'):
+    cache.Store(path)
+  other.execute('ROLLBACK')
+  assert cache.Store(path).read('i', [('q', 2)]) == {('q', 2): [1]}
+
+
+def test_a_place_that_cannot_be_a_file_is_named_and_not_to_be_removed(tmp_path):
+  with pytest.raises(OSError, match=(
+      'search.options.path must be a file that can be read and written, but '
+      '.* cannot: unable to open .*Check the disk')):
+    cache.Store(tmp_path)
+
+
 def test_it_waits_for_the_search_inside():
   engine = Engine()
   engine_wrappers.wait(cache.Cached(engine, index='i'))

@@ -267,6 +267,24 @@ def test_a_shard_of_other_questions_is_sampled_again(tmp_path, change):
   assert asked == [3, 0, 3, 0, 3]
 
 
+def test_a_shard_with_a_failed_search_is_sampled_again(tmp_path):
+  class Failing(Answers):
+    """Loses the search of its first question."""
+
+    def rollout(self, weights, requests, **options):
+      first, *rest = super().rollout(weights, requests, **options).trajectories
+      return samplers.Rollouts([
+          dataclasses.replace(first, stop_reason='search_error'), *rest], [])
+
+  asked, case = [], case_of('nq', 'q0', 'q1', 'q2')
+  for kind in (Failing, Answers, Answers):
+    sampler = kind()
+    *_, row = evaluator.run(sampler, 'params', [case], folder=tmp_path, shard=2)
+    asked.append(sampler.asked)
+  assert asked == [['q0', 'q1', 'q2'], ['q0', 'q1', 'q2'], []]
+  assert row['search_errors'] == 0
+
+
 def test_a_shard_that_is_there_is_not_sampled_again_a_damaged_one_is(tmp_path):
   evaluated(tmp_path)
   whole = contents(tmp_path)

@@ -15,6 +15,7 @@ import time
 import pytest
 
 from searchrl.runtime import folder_lock
+from searchrl.runtime import workdir
 
 HOLD = '''
 import pathlib, sys, time
@@ -41,6 +42,17 @@ def test_a_second_process_is_told_who_uses_the_folder(tmp_path, holder):
       f'must be used by one run at a time, but process {holder.pid} of .* uses '
       'it. Wait until that ends, or use another --workdir.')):
     folder_lock.hold(tmp_path)
+
+
+def test_a_refused_run_leaves_the_files_of_the_other_alone(tmp_path, holder):
+  """They may be written after the second run has looked at the folder."""
+  del holder
+  with pytest.raises(ValueError, match='must be used by one run at a time'):
+    with workdir.unchanged_on_error(tmp_path):
+      (tmp_path / 'config.json').write_text('{"a": 1}')  # by the other run
+      workdir.prepare(tmp_path, {'a': 1})
+  assert (tmp_path / 'config.json').read_text() == '{"a": 1}'
+  assert not folder_lock.is_held(tmp_path)
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path, holder):

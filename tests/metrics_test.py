@@ -76,6 +76,16 @@ def test_a_torn_last_line_is_left_out_and_then_dropped(tmp_path):
   assert steps(path) == [1, 2, 3]
 
 
+def test_a_damaged_line_is_named(tmp_path):
+  (tmp_path / metrics.FILE).write_text(
+      '{"training/global_step": 1}\n{"training/glo\n')
+  words = f'line 2 of {tmp_path}/{metrics.FILE} must be JSON, but is damaged'
+  with pytest.raises(ValueError, match=words):
+    metrics.read(tmp_path / metrics.FILE)
+  with pytest.raises(ValueError, match=words):
+    metrics.drop(tmp_path, 1, 'val/')
+
+
 def test_a_killed_process_leaves_whole_lines(tmp_path):
   child = subprocess.Popen(
       [sys.executable, '-c', textwrap.dedent('''

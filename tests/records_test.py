@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 
 from searchrl import trajectory as trajectory_lib
 from searchrl.evaluation import shards
@@ -48,6 +49,27 @@ def test_a_round_of_other_questions_is_sampled_again(tmp_path):
         tmp_path, asked, 2, play) for t in sampled]
     assert found == asked
   assert played == [0, 1, 1]
+
+
+@pytest.mark.parametrize('damage', [
+    lambda data: b'', lambda data: data[:-9], lambda data: b'x' + data,
+    lambda data: data[:20] + bytes(8) + data[28:]])
+def test_a_damaged_file_is_named_and_a_damaged_round_is_sampled_again(
+    tmp_path, capsys, damage):
+  question, played = TRAJECTORY.question, []
+
+  def play(number, asked):
+    played.append(number)
+    return [TRAJECTORY]
+
+  for _ in range(2):
+    assert [*records.in_rounds(tmp_path, [question], 1, play)] == [[TRAJECTORY]]
+    file, = tmp_path.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+  assert played == [0, 0]
+  assert 'is damaged' in capsys.readouterr().err
+  with pytest.raises(ValueError, match=f'{file.name} must hold trajectories'):
+    records.read(file)
 
 
 def test_half_a_character_in_a_passage_comes_back(tmp_path):

@@ -4,6 +4,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 
 from configs import tiny_encoder
@@ -148,6 +149,22 @@ def test_the_tokenizer_has_every_ascii_letter_and_sign(tmp_path):
     assert pieces[0] == '[CLS]' and pieces[-1] == '[SEP]'
     assert '[UNK]' not in pieces
     assert ''.join(p.removeprefix('##') for p in pieces[1:-1]) == word.lower()
+
+
+def test_a_tokenizer_that_could_not_be_written_is_made_again(
+    tmp_path, monkeypatch):
+  folder, texts = tmp_path / 't', ['Zinina Rilson was born.']
+
+  def full(descriptor):
+    raise OSError('No space left on device')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, 'fsync', full)
+    with pytest.raises(OSError, match='No space left'):
+      train_encoder.make_tokenizer(folder, 200, texts)
+  assert not (folder / 'tokenizer.json').exists()
+  train_encoder.make_tokenizer(folder, 200, texts)
+  assert embedder.load_tokenizer(folder, 256).encode('born').tokens
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from searchrl.agent import rewards
 from searchrl.data import datasets
 from searchrl.data import questions as questions_lib
 from searchrl.evaluation import evaluator
+from searchrl.experiment import health
 from searchrl.jobs import train
 from searchrl.rollouts import records
 from searchrl.rollouts import scoring
@@ -124,6 +125,18 @@ def test_trajectories_are_saved_token_by_token(whole):
 def test_sampler_and_learner_agree_on_log_probs(whole):
   for line in lines(whole)[1:5]:
     assert line['training/rollout_logprobs_diff_max'] < 1e-3
+
+
+def test_evaluations_and_samples_after_a_restored_step_are_forgotten(tmp_path):
+  for step in range(1, 5):
+    for name in ('trajectories', 'learned'):
+      records.write(tmp_path / name / f'step_{step:06d}.jsonl.gz', [])
+    (tmp_path / 'evaluation' / f'step_{step:06d}').mkdir(parents=True)
+  (tmp_path / 'evaluation' / 'before').mkdir()
+  health.forget_after(2, tmp_path)
+  assert {path.name.partition('.')[0] for path in tmp_path.glob('*/*')} == {
+      'before', 'step_000001', 'step_000002'}
+  assert len([*tmp_path.glob('*/*')]) == 7
 
 
 def test_the_end_is_forgotten_by_a_run_that_goes_on(tmp_path, capsys):

@@ -220,9 +220,9 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
            ) -> list[scores_lib.Score]:
   """Returns the scores of a shard, which is a part of a case's questions.
 
-  If `file` already has records of the same source and questions, the scores are
-  read from it. Else the questions are answered, and the records are written to
-  `file` if it is not None.
+  If `file` already has records of the same source and questions, and none of a
+  failed search, the scores are read from it. Else the questions are answered,
+  and the records are written to `file` if it is not None.
   """
   asked = [question for question in questions for _ in range(samples)]
 
@@ -230,7 +230,8 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
     lines = file and shards.read(file) or ()
     is_whole = [records.question(line['trajectory']['question'])
                 for line in lines] == asked
-    return [line['score'] for line in lines if is_whole
+    failed = any(line['score']['failed'] for line in lines)
+    return [line['score'] for line in lines if is_whole and not failed
             and line.get('source') == label.get('source')]
 
   recorded_scores = file and processes.on_first(str(file), read)

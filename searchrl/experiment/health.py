@@ -107,7 +107,7 @@ class Health:
         self._folder, progress, step, verdict.text))
 
   def forget_after(self, progress: Progress) -> None:
-    """Deletes metrics and evaluations of the steps after a restored step."""
+    """Deletes what the run folder has of the steps after a restored step."""
     self._writer.truncate(progress.step)
     self.guards.forget()
     processes.on_first(
@@ -126,10 +126,17 @@ def is_silent(progress: Progress, options: Any) -> bool:
 
 
 def forget_after(step: int, folder: pathlib.Path) -> None:
-  """Deletes evaluations of steps after a restored one; they will run again."""
+  """Deletes evaluations and samples of steps after a restored one.
+
+  They are made again when the run reaches these steps.
+  """
   for path in (folder / 'evaluation').glob(f'{DURING}*'):
     if int(path.name.removeprefix(DURING)) > step:
       shutil.rmtree(path)
+  for name in ('trajectories', 'learned'):
+    for file in (folder / name).glob(f'{DURING}*.jsonl.gz'):
+      if int(file.name.removeprefix(DURING).partition('.')[0]) > step:
+        file.unlink()
 
 
 def check_not_silent(progress: Progress, options: Any) -> None:

@@ -133,7 +133,7 @@ def make_tokenizer(folder: pathlib.Path, vocab_size: int,
       'tokenizer_class': 'PreTrainedTokenizerFast', 'pad_token': '[PAD]',
       'unk_token': '[UNK]', 'cls_token': '[CLS]', 'sep_token': '[SEP]',
       'mask_token': '[MASK]', 'clean_up_tokenization_spaces': False}, indent=2))
-  pieces.save(str(folder / 'tokenizer.json'))
+  atomic_files.write(folder / 'tokenizer.json', pieces.to_str(pretty=True))
 
 
 def _wordpiece(model) -> tokenizers.Tokenizer:

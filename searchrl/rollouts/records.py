@@ -13,6 +13,7 @@ import gzip
 import json
 import pathlib
 from typing import Any
+import zlib
 
 import numpy as np
 
@@ -82,8 +83,16 @@ def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
 
 
 def read(file: pathlib.Path) -> list[Trajectory]:
-  """Returns the trajectories of a file that `write` wrote."""
-  return [from_json(record) for record in unpacked(file.read_bytes())]
+  """Returns the trajectories of a file that `write` wrote.
+
+  Raises:
+    ValueError: The file is damaged.
+  """
+  try:
+    return [from_json(record) for record in unpacked(file.read_bytes())]
+  except (EOFError, gzip.BadGzipFile, ValueError, zlib.error) as error:
+    raise ValueError(f'{file} must hold trajectories, but is damaged: {error}. '
+                     'Restore it.') from error
 
 
 def in_rounds(
@@ -92,9 +101,9 @@ def in_rounds(
 ) -> Iterator[list[Trajectory]]:
   """Yields a list of trajectories for each round of `size` questions.
 
-  A round is sampled and written to a file. If its file exists, and is of these
-  questions, it is read instead, so that a repeated call continues after the
-  last whole round.
+  A round is sampled and written to a file. If its file is there, whole, and of
+  these questions, it is read instead, so that a repeated call continues after
+  the last such round.
 
   Args:
     folder: Directory of the files round_000000.jsonl.gz and so on.
@@ -108,7 +117,11 @@ def in_rounds(
     asked = questions[first:first + size]
 
     def is_done(file=file, asked=asked) -> bool:
-      return file.exists() and {t.question for t in read(file)} == {*asked}
+      try:
+        return file.exists() and {t.question for t in read(file)} == {*asked}
+      except ValueError as error:
+        processes.say(f'Warning: {error} It is sampled again.')
+        return False
 
     if not processes.on_first(str(file), is_done):
       processes.on_first('round', functools.partial(
@@ -178,6 +191,12 @@ def packed(lines: Iterable[Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[Any]:
-  """Returns the lines of a file that `packed` made."""
+  """Returns the lines of a file that `packed` made.
+
+  Raises:
+    EOFError, gzip.BadGzipFile, ValueError, zlib.error: The data are damaged.
+  """
+  if not data:
+    raise EOFError('it is empty')
   lines = gzip.decompress(data).decode().split('\n')
   return [json.loads(line) for line in lines if line]

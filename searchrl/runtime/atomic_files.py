@@ -57,8 +57,16 @@ def write_json(file: pathlib.Path, value: Any) -> None:
 
 
 def read_json(file: pathlib.Path) -> Any:
-  """Returns the value in a JSON file, or None if there is no such file."""
-  return json.loads(file.read_text()) if file.exists() else None
+  """Returns the value in a JSON file, or None if there is no such file.
+
+  Raises:
+    ValueError: The file is damaged.
+  """
+  try:
+    return json.loads(file.read_text()) if file.exists() else None
+  except ValueError as error:  # also of UTF-8
+    raise ValueError(f'{file} must be JSON, but is damaged: {error}. Restore '
+                     'it, or delete it if it can be made again.') from error
 
 
 def sha256(path: str | pathlib.Path) -> str:

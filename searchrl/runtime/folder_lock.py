@@ -66,6 +66,11 @@ def hold(folder: pathlib.Path) -> None:
                    daemon=True).start()
 
 
+def is_held(folder: pathlib.Path) -> bool:
+  """Returns whether this process has locked a directory with `hold`."""
+  return folder.resolve() / FILE in _held
+
+
 @contextlib.contextmanager
 def release_at_end() -> Iterator[None]:
   """Releases the directories that were locked in the body, when it ends."""

@@ -129,7 +129,8 @@ def drop(workdir: str | os.PathLike[str], step: int, prefix: str) -> None:
 def _drop(file: pathlib.Path, is_dropped: Callable[[Any], bool]) -> None:
   lines = file.read_text().splitlines(keepends=True)
   atomic_files.write(file, ''.join(
-      line for line in lines if not is_dropped(json.loads(line))))
+      line for number, line in enumerate(lines, start=1)
+      if not is_dropped(_parsed(line, file, number))))
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, float]]:
@@ -139,7 +140,17 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, float]]:
   """
   lines = pathlib.Path(path).read_text().split('\n')[:-1]
   return [{name: math.nan if x is None else x
-           for name, x in json.loads(line).items()} for line in lines]
+           for name, x in _parsed(line, path, number).items()}
+          for number, line in enumerate(lines, start=1)]
+
+
+def _parsed(line: str, file: Any, number: int) -> dict[str, Any]:
+  try:
+    return json.loads(line)
+  except ValueError as error:
+    raise ValueError(f'line {number} of {file} must be JSON, but is damaged: '
+                     f'{error}. Restore the file, or delete that line.'
+                    ) from error
 
 
 def _scalar(name: str, value: Any) -> float:

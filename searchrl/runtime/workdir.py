@@ -136,13 +136,14 @@ def unchanged_on_error(folder: pathlib.Path) -> Iterator[None]:
 
   A run that began before then still has its config and facts, although
   `allow_changes` let new ones be written that do not fit the run. The directory
-  of a run that has no checkpoint yet is free for another config.
+  of a run that has no checkpoint yet is free for another config. If another run
+  has locked the directory, the files are its own, and stay as they are.
   """
   before = {file: file.read_bytes() for file in folder.glob('*.json')}
   try:
     yield
   except Exception:
-    if processes.is_first() and (
+    if processes.is_first() and folder_lock.is_held(folder) and (
         folder / CONFIG in before or not (folder / 'checkpoints').is_dir()):
       for file in folder.glob('*.json'):
         if file not in before:
@@ -188,9 +189,10 @@ def note(folder: str | pathlib.Path, name: str, facts: Any, *,
   """
   file = pathlib.Path(folder) / f'{name}.json'
   present = _as_json(facts)
-  if file.exists() and not allow_changes:
-    _check_same(pathlib.Path(folder), f'whose {name} was another',
-                json.loads(file.read_text()), present)
+  past = None if allow_changes else atomic_files.read_json(file)
+  if past is not None:
+    _check_same(pathlib.Path(folder), f'whose {name} was another', past,
+                present)
   _write(file, present)
 
 

@@ -133,7 +133,8 @@ class Store:
 
   Raises:
     ValueError: The file is not a cache of this format, or is damaged.
-    OSError: Another process has locked the file for 30 seconds.
+    OSError: Another process has locked the file for 30 seconds, or it cannot
+      be read or written.
   """
 
   def __init__(self, path: pathlib.Path, field: str = 'search.options.path'):
@@ -146,9 +147,10 @@ class Store:
           path, timeout=_PATIENCE_SECS, check_same_thread=False)
       while not self._open():  # another process makes it
         if time.monotonic() > start + _PATIENCE_SECS:
-          raise OSError(f'{path} is locked by another process. Wait until that '
-                        'process has ended.')
+          raise self._unusable('database is locked')
         time.sleep(0.05)
+    except sqlite3.OperationalError as error:
+      raise self._unusable(str(error)) from error
     except sqlite3.DatabaseError as error:
       raise self._not_a_cache(str(error)) from error
 
@@ -161,6 +163,8 @@ class Store:
             'SELECT name, record, digest FROM answers WHERE name IN '
             '(SELECT value FROM json_each(?))',
             (json.dumps([*keys_by_name]),)).fetchall()
+      except sqlite3.OperationalError as error:
+        raise self._unusable(str(error)) from error
       except sqlite3.DatabaseError as error:
         raise self._not_a_cache(str(error)) from error
     whole = [(name, record) for name, record, digest in rows if isinstance(
@@ -218,6 +222,15 @@ class Store:
     if verdict != 'ok':
       raise self._not_a_cache(verdict)
     return True
+
+  def _unusable(self, reason: str) -> OSError:
+    if 'locked' in reason:
+      return OSError(f'{self._path} is locked by another process. Wait until '
+                     'that process has ended.')
+    return OSError(
+        f'{self._field} must be a file that can be read and written, but '
+        f'{self._path} cannot: {reason}. Check the disk, and the rights to the '
+        'file.')
 
   def _not_a_cache(self, reason: str) -> ValueError:
     return ValueError(
