@@ -84,3 +84,29 @@ def test_groups_that_need_not_be_mixed_are_no_problem():
   flat = {'critic/advantages/max': 1e-7, 'critic/advantages/min': -1e-7}
   assert alerts.history([line | flat])
   assert not alerts.history([line | flat | {'critic/advantages/max': 0.4}])
+
+
+def test_steps_without_scores_are_no_collapse_and_in_no_mean():
+  """A judge is down for 6 steps of 18; without them the score is constant."""
+  up = {'critic/score/mean': 0.8, 'data/frac_group_failed': 0.1}
+  down = {'critic/score/mean': 0.0, 'data/frac_group_failed': 1.0}
+  carried = {'critic/score/mean': 0.0, 'data/frac_group_failed': 0.0,
+             'data/groups_asked': 0}
+
+  def broken(steps):
+    lines = [{alerts.STEP: n} | step for n, step in enumerate(steps, 1)]
+    return [n for n in range(1, len(lines) + 1)
+            if alerts.of_step(lines[:n], {'score': 0.5})]
+
+  assert not broken([up] * 6 + [down] * 6 + [up] * 6)
+  assert not broken([up] * 6 + [carried] * 6 + [up] * 6)
+  # Means of five that fall from 0.8 by 0.16 a step: 0.32 < 0.4 in the third.
+  fell = up | {'critic/score/mean': 0.0}
+  assert broken([up] * 6 + [down, fell, down, fell, down, fell, down]) == [12]
+
+
+def test_steps_without_turns_have_no_valid_share():
+  lines = [{alerts.STEP: n, 'format/valid_rate': float(n < 7),
+            'num_turns/max': 3.0 * (n < 7)} for n in range(1, 13)]
+  assert not alerts.history(lines)
+  assert alerts.history([line | {'num_turns/max': 1} for line in lines])

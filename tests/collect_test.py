@@ -14,6 +14,7 @@ from searchrl.rl import algorithms
 from searchrl.rollouts import collect
 from searchrl.rollouts import sampler as samplers
 from searchrl.rollouts import scoring
+from searchrl.runtime import alerts
 from searchrl.trajectory import Question, Request, Scores, Trajectory
 
 
@@ -64,6 +65,14 @@ def test_a_step_of_failed_searches_alone_is_not_all_zero():
   assert kinds(found) == {
       'mixed': 0, 'all_zero': 0, 'all_one': 0, 'failed': 1}
   assert found['data/group_size/mean'] == found['data/group_size/min'] == 0
+
+
+def test_groups_without_a_score_are_nothing_to_train_on():
+  found = counts([(None, None)] * 3)
+  assert found['data/groups_asked'] == 3 and found['data/groups_trained'] == 0
+  alert, = alerts.of_step([{alerts.STEP: 1} | found], {'empty_batch': 0})
+  assert alert.text == 'there was no trajectory to train on'
+  assert counts([(None, None), (None, 0)])['data/groups_trained'] == 1
 
 
 def test_tries_count_what_this_step_asked_for_and_kept():

@@ -4,7 +4,7 @@
 
 A step is silent if nothing can be learned from it, because the outcomes within
 each group are equal. If the algorithm has no groups, a step is silent if all
-its outcomes are equal. The loop calls `Health` before and after each step. The
+its outcomes are equal, and all its rewards. The loop calls `Health` before and after each step. The
 module `guards` makes the decisions. The module `rollbacks` makes rollbacks that
 are completed even if the process is killed.
 """
@@ -69,7 +69,9 @@ class Health:
     if algorithm.min_group_size > 1:
       silent = values['data/frac_group_mixed'] == 0 and alerts.is_flat(values)
     else:  # the algorithm has no group baseline
-      silent = values['critic/score/max'] == values['critic/score/min']
+      silent = all(
+          values.get(f'{name}/max') == values.get(f'{name}/min')
+          for name in ('critic/score', 'critic/rewards', 'reward/turns'))
     steps = progress.silent_steps + 1 if silent else 0
     if silent and steps % self._config.train.warn_after == 0:
       _warn_of_silence(steps, values)
@@ -143,7 +145,7 @@ def check_not_silent(progress: Progress, options: Any) -> None:
   """Raises a ValueError if the last `train.stop_after` steps were silent.
 
   A step is silent if all outcomes of each of its groups are alike. Without a
-  group baseline, all outcomes of the step count as one group.
+  group baseline, all outcomes and rewards of the step count as one group.
   """
   if is_silent(progress, options):
     raise ValueError(
@@ -163,6 +165,10 @@ def _warn_of_silence(steps: int, values: Mapping[str, float]) -> None:
   if values['data/frac_group_all_one'] > 0.5:
     cause, remedy = 'is 1 in most groups', 'Ask harder questions'
   elif values['data/frac_group_failed'] > 0.5:
-    cause, remedy = 'is none: searches fail', 'Look at search/error_rate'
+    by_judge = values.get('reward/judge_error_rate', 0) > 0
+    cause, remedy = (
+        ('is none: the judge fails', 'Look at reward/judge_error_rate')
+        if by_judge else
+        ('is none: searches fail', 'Look at search/error_rate'))
   processes.say(f'Warning: outcomes were alike for {steps} steps (the outcome '
                 f'{cause}), so nothing is learned. {remedy}.')

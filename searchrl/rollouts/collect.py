@@ -358,7 +358,9 @@ def _group_counts(complete: Sequence[Group], groups: Sequence[Group],
       'data/group_size/mean': float(np.mean(sizes)),
       'data/group_size/min': min(sizes),
       'data/groups_asked': len(complete),
-      'data/groups_trained': len(groups),
+      'data/groups_trained': sum(
+          any(t.outcome_reward is not None for t in group)
+          for group in groups),
       'data/groups_carried_in': carried,
       'data/groups_carried_out': surplus,
       'data/tries_per_kept_group': len(complete) / max(

@@ -87,6 +87,21 @@ def _in_a_row(now: float, before: Past, limit: float) -> bool:
   return len(last) >= limit and min(last) == 1
 
 
+def _has_score(line: Line) -> bool:
+  """Returns whether a trajectory of the step has a score.
+
+  None has one if all searches or a judge failed, or if the step sampled no
+  group, because earlier steps had left enough of them over.
+  """
+  return (line.get('data/frac_group_failed', 0) < 1
+          and line.get('data/groups_asked', 1) > 0)
+
+
+def _has_turn(line: Line) -> bool:
+  """Returns whether a trajectory of the step has a turn."""
+  return line.get('num_turns/max', 1) > 0
+
+
 def _has_no_advantage(line: Line) -> bool:
   """Returns whether groups have several samples, and all advantages are 0.
 
@@ -124,11 +139,11 @@ RULES = {
     'score': Rule(
         'the score, a mean of five steps, fell to less than {limit:g} of its '
         'best', 'critic/score/mean', _far_below_best, 0.5, sampled=True,
-        is_late=True),
+        is_late=True, applies=_has_score),
     'format': Rule(
         'valid turns, a mean of five steps, fell to less than {limit:g} of '
         'their best share', 'format/valid_rate', _far_below_best, 0.5,
-        sampled=True, is_late=True),
+        sampled=True, is_late=True, applies=_has_turn),
     'entropy': Rule(
         'entropy fell below {limit:g} of what it was at first',
         'actor/entropy', _far_below_first, 0.1, is_late=True),
