@@ -82,6 +82,26 @@ def test_rollbacks_end_at_some_time(tmp_path):
     watch.verdict(Progress(step=2, rollbacks=3), values)
 
 
+def test_the_way_out_names_what_ended_the_run(tmp_path):
+  """An update was left out, too, which only warns."""
+  committed(tmp_path, 0)
+
+  def error(rollbacks=0, values=(('actor/pg_clipfrac', 0.9),), **actions):
+    watch = guards.Guards(options_of(**actions), tmp_path)
+    with pytest.raises(ValueError) as raised:
+      watch.verdict(Progress(step=2, rollbacks=rollbacks),
+                    {'actor/updates_left_out': 0.5} | dict(values))
+    text = str(raised.value)
+    assert 'left out' not in text
+    return text.partition(' or set ')[2]
+
+  assert error(clip_fraction='stop') == 'guards.actions.clip_fraction=warn.'
+  assert error(3, clip_fraction='rollback') == (
+      'guards.actions.clip_fraction=warn or a larger guards.most_rollbacks.')
+  assert error(values={'guards/arrays_not_finite': 1}.items(), state='stop') == (
+      'guards.actions.state=rollback.')
+
+
 def test_a_rule_that_cannot_warn_is_not_told_to(tmp_path):
   committed(tmp_path, 0)
   watch = guards.Guards(options_of(), tmp_path)

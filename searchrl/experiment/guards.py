@@ -157,15 +157,23 @@ class Guards:
   def _error(self, progress: Progress, verdict: Verdict, why: str
             ) -> ValueError:
     steps = checkpoint.steps(self._folder / 'checkpoints')
-    ways_out = [f'guards.actions.{alert.rule}=warn' for alert in verdict.broken
-                if not alerts.RULES[alert.rule].is_fatal] or [
-                    'a larger guards.most_rollbacks']
+    causes = Verdict(tuple(
+        alert for alert in verdict.broken
+        if self._actions[alert.rule] == verdict.action))
+    fatal = [alerts.RULES[alert.rule].is_fatal for alert in causes.broken]
+    ways_out = []
+    if verdict.action == STOP or not any(fatal):
+      ways_out = [' and '.join(
+          f'guards.actions.{alert.rule}={ROLLBACK if is_fatal else WARN}'
+          for alert, is_fatal in zip(causes.broken, fatal))]
+    if verdict.action == ROLLBACK:
+      ways_out.append('a larger guards.most_rollbacks')
     return ValueError(
-        f'the run ends at step {progress.step}, as {why}: {verdict.text}. Its '
+        f'the run ends at step {progress.step}, as {why}: {causes.text}. Its '
         f'checkpoints, of {alerts.format_steps(steps)}, are whole. Look at '
         f'{self._folder} by configs/report.py. To go on, lower '
         'optimizer.learning_rate with --allow_changes, or set '
-        f'{" and ".join(ways_out)}.')
+        f'{" or ".join(ways_out)}.')
 
 
 def check(options: Any) -> None:
