@@ -62,6 +62,8 @@ _THEIRS = {  # our fields, with a remark where the meaning differs: their names
     'model.path': 'model_name_or_path',
     'model.lora.rank': 'lora_rank lora_r',
     'model.lora.alpha': 'lora_alpha',
+    'reward, a module:function,': (
+        'custom_reward_function.path custom_reward_function.name reward_funcs'),
     'data.train': 'train_files',
     'data.evaluate': 'val_files',
     'train.num_steps, a number of steps,': (
@@ -88,14 +90,17 @@ def answer(name: str, fields: Sequence[str]) -> str:
       before it.
   """
   theirs = known(name)
-  ours = re.findall(r'\w+(?:\.\w+)+', OURS.get(theirs, ''))
+  named = OURS.get(theirs, '')
+  ours = re.findall(r'\w+(?:\.\w+)+', named) or (
+      [named.partition(',')[0]] if named else [])  # a field without a group
   listed = ''.join(f'.{field}\n' for field in fields)
   groups = [field.partition('.')[0] for field in ours]
-  if not ours or not all(f'.{group}.' in listed for group in groups):
-    return ''
   has_all = all(f'.{field}\n' in listed for field in ours)
+  if not ours or not (has_all or all(
+      f'.{group}.' in listed for group in groups)):
+    return ''
   lacks = '' if has_all else ', but this config does not have it'
-  return f'{theirs} is called {OURS[theirs]} here{lacks}.'
+  return f'{theirs} is called {named} here{lacks}.'
 
 
 def known(name: str) -> str:
