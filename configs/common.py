@@ -303,7 +303,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       search=dict(engine='', options={}),  # engine; '': as in training
       # Judge of the answers beside the score, module:function; '': none.
       judge=dict(name='', options={}),
-      engines={},  # engines by name, each like search; {}: search alone
+      # Engines by name, each dict(engine=..., options=...); {}: search alone.
+      engines={},
       worlds=dict(
           world_seed=seed(101),  # random seed, never that of training
           # Sets: two about fresh facts, then two about common knowledge.

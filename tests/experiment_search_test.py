@@ -3,6 +3,7 @@
 """search: engines of a config, remote or not, and cases; in experiment/."""
 
 import functools
+import re
 
 import faulty
 import ml_collections
@@ -11,6 +12,7 @@ import tiny
 
 from configs import common
 from searchrl.data import datasets
+from searchrl.experiment import config_checks
 from searchrl.experiment import search as searches
 from searchrl.search import engines
 from searchrl.search.corpus import Corpus
@@ -100,6 +102,28 @@ def test_evaluation_may_go_through_several_engines():
       f'known.{name}.{way}' for name in through
       for way in ('greedy', 'sampled')]
   assert cases[0].search is not cases[2].search
+
+
+def test_an_engine_without_options_has_none():
+  config = common.get_config()
+  config.search.options = dict(k1=2.0)
+  config.evaluate.engines = {'first': {'engine': 'bm25'}}
+  config_checks.check(config)
+  assert searches.of_evaluation(config)['first'].options.to_dict() == {}
+
+
+@pytest.mark.parametrize('engine', [
+    'bm25', {'options': {}}, {'engine': 1}, {'engine': 'bm25', 'option': {}},
+    {'engine': 'bm25', 'options': 'k1'}, {'corpus': 'x', 'engine': 'bm25'}])
+def test_what_is_no_engine_of_an_evaluation_is_named(engine):
+  config = common.get_config()
+  config.evaluate.engines = {'first': engine}
+  for check in config_checks.check, searches.of_evaluation:
+    with pytest.raises(ValueError, match=re.escape(
+        "evaluate.engines.first must be a dict with an engine, and with "
+        "options if it has any, such as {'engine': 'bm25', 'options': {}}, but "
+        f'is {engine!r}.')):
+      check(config)
 
 
 def options(noise=True, decodings=('greedy', 'sampled'), score='em'):

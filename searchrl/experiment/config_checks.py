@@ -45,11 +45,12 @@ def check(config) -> None:
     if path.rpartition('.')[2] == 'optimizer':
       _check_optimizer(path, group, _ENDLESS)
   evaluate = config.get('evaluate', {})
+  through = searches.of_evaluation(config) if evaluate.get('engines') else {}
   for field, search in (
       ('search', config.get('search')),
       ('evaluate.search', evaluate.get('search')),
       *((f'evaluate.engines.{name}', engine)
-        for name, engine in evaluate.get('engines', {}).items())):
+        for name, engine in through.items())):
     if search and search.get('engine'):
       spec = searches.spec(search, field)
       engines.check(spec)

@@ -69,21 +69,35 @@ def of_evaluation(config: Any) -> dict[str, Any]:
   Each is given by a field like config.search, with the engine's name and
   options. They are those of evaluate.engines if there are any, else that of
   evaluate.search, and else config.search itself.
+
+  Raises:
+    ValueError: One of evaluate.engines is not such a field.
   """
   search = config.evaluate.get('search')
   engines = config.evaluate.get('engines') or (
       {search.engine: search} if search and search.engine else {})
   if not engines:
     return {config.search.engine: config.search}
-  return {name: _through(config.search, other)
+  return {name: _through(config.search, other, f'evaluate.engines.{name}')
           for name, other in engines.items()}
 
 
-def _through(search: Any, other: Any) -> Any:
-  """Returns a copy of config.search with the engine and options of `other`."""
+def _through(search: Any, other: Any, field: str) -> Any:
+  """Returns a copy of config.search with the engine and options of `other`.
+
+  Options that are missing are {}.
+  """
+  named: dict[str, Any] = {'options': {}} | (
+      dict(other) if hasattr(other, 'items') else {})
+  if ({*named} != {'engine', 'options'} or not isinstance(named['engine'], str)
+      or not hasattr(named['options'], 'items')):
+    raise ValueError(
+        f'{field} must be a dict with an engine, and with options if it has '
+        "any, such as {'engine': 'bm25', 'options': {}}, but is "
+        f'{getattr(other, "to_dict", lambda: other)()!r}.')
   result = search.copy_and_resolve_references()
   with result.unlocked():
-    result.engine, result.options = other.engine, other.options
+    result.engine, result.options = named['engine'], named['options']
   return result
 
 
