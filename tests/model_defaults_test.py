@@ -115,6 +115,18 @@ def test_a_tiny_base_keeps_every_number(path, capsys):
   assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize('of_policy, of_solver, expected', [
+    ('', '', LAPTOP), (PLAIN, '', PLAIN), ('', PLAIN, PLAIN)])
+def test_a_solver_without_a_dialogue_has_that_of_the_policy(
+    of_policy, of_solver, expected):
+  config = common.get_config()
+  config.dialogue = of_policy
+  config.solver = dict(path='', dialogue=of_solver)
+  resolved = model_defaults.resolved(config, trains=True)
+  assert resolved.solver.dialogue == expected
+  assert config.solver.dialogue == of_solver
+
+
 def test_a_model_that_was_trained_from_a_tiny_base_is_one(tmp_path):
   path = make_model(tmp_path, None, tokenizers.load(str(policy.TINY_BASE)))
   assert model_folders.is_tiny(path)

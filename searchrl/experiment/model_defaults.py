@@ -68,7 +68,8 @@ def resolved(config, folder: pathlib.Path | None = None, *,
              trains: bool = False, devices: str = '') -> Any:
   """Returns a copy of a config whose unset fields suit its model and data.
 
-  An unset dialogue is chosen for every model. Numbers are chosen only for
+  An unset dialogue is chosen for every model, and a frozen solver (`solver`)
+  without one has the same. Numbers are chosen only for
   models other than the tiny bases. If the run was started before with the same
   model, the values in its recorded config are used instead.
 
@@ -86,7 +87,16 @@ def resolved(config, folder: pathlib.Path | None = None, *,
     FileNotFoundError, ValueError: The model, the questions or the corpus cannot
       be read.
   """
-  config = copy.deepcopy(config)
+  config = _resolved(copy.deepcopy(config), folder, trains, devices)
+  solver = config.get('solver', {})
+  if solver.get('dialogue') == '':
+    solver.dialogue = config.dialogue
+  return config
+
+
+def _resolved(config, folder: pathlib.Path | None, trains: bool, devices: str
+             ) -> Any:
+  """Returns the config itself, in which the fields of `resolved` are set."""
   set_engine(config, folder)
   names = (*SAMPLING, *(TRAINING if trains else ()))
   unset = {name: field for name, field in rules.unset(config) if name in names}
