@@ -368,3 +368,83 @@ def test_a_trajectory_that_is_not_there_is_named(
     show.find(name.format(
         run=tmp_path / 'trajectories' / 'step_000001.jsonl.gz',
         other=tmp_path / 'other.gz'))
+
+
+def rewrite(folder: pathlib.Path, *lines) -> reading.Run:
+  """The run of a folder whose metrics are replaced by some lines."""
+  (folder / 'metrics.jsonl').write_text(''.join(
+      json.dumps(line) + '\n' for line in lines))
+  run, = reading.runs([str(folder)])
+  return run
+
+
+def test_numbers_in_texts_of_a_curve_keep_their_digits(tmp_path):
+  folder = tmp_path / 'lr_0.00035'
+  folder.mkdir()
+  run = rewrite(folder, *({
+      'training/global_step': n, 'critic/score/mean': 0.0, 'timing_s/gen': 1.0,
+      'actor/grad_norm': n / 1e4} for n in range(1, 5)))
+  root = ElementTree.fromstring(plots.curves([run])['gradient norm'].svg)
+  labels = [text.text for text in root.iter('{http://www.w3.org/2000/svg}text')]
+  assert {'0.0001', '0.0002', '0.0003', '0.0004'} <= {*labels}
+  assert 'lr_0.00035: time' in plots.times(run)
+  assert not re.search(r'<[^>]*\d\.\d{3}', plots.times(run))
+
+
+def test_the_card_and_the_overview_have_the_first_engines_mean(
+    tmp_path, tokenizer):
+  write_run(tmp_path / 'mine', tokenizer)
+  path = tmp_path / 'mine' / 'evaluation' / 'after'
+  path.mkdir(parents=True)
+  rows = [{'set': name, 'engine': engine, 'decoding': 'greedy', 'hops': 'all',
+           'em': em} for name, engine, em in (
+               ('a', 'plain', 0.1), ('b', 'plain', 0.3), ('a', 'steep', 0.5),
+               ('b', 'steep', 0.7), ('a', 'noise', 0.0), ('mean', 'plain', 0.2),
+               ('mean', 'steep', 0.6))]
+  one = [row for row in rows if row['engine'] != 'steep']
+  for chosen, expected in ((rows, 'exact match, greedy, mean, plain'),
+                           (one, 'exact match, greedy, mean')):
+    (path / 'table.json').write_text(json.dumps(chosen))
+    run, = reading.runs([str(tmp_path / 'mine')])
+    assert page._card(run)['scores'] == [('after', '0.200', expected)]
+    assert page._overview([run, run])[0]['after'].startswith('0.200')
+
+
+def test_every_rollback_is_on_the_card(tmp_path, tokenizer):
+  """Also one to the first checkpoint, after which no step is before another."""
+  write_run(tmp_path, tokenizer)
+  run = rewrite(tmp_path, {'training/global_step': 1, 'critic/score/mean': 0.5,
+                           'guards/rollbacks': 2, 'timing_s/gen': 1.0})
+  assert not page._card(run)['alerts']
+  (tmp_path / 'rollbacks.jsonl').write_text(''.join(json.dumps({
+      'rollback': n, 'at': n + 2, 'to': 0, 'position': [], 'why': HOSTILE
+  }) + '\n' for n in (1, 2)))
+  run, = reading.runs([str(tmp_path)])
+  said, steps = zip(*page._card(run)['alerts'])
+  assert steps == ('from step 3 to step 0', 'from step 4 to step 0')
+  assert all(HOSTILE in text for text in said)
+  assert HOSTILE not in rendered([run])
+
+
+def test_the_mean_over_sets_is_drawn_and_others_are_counted(tmp_path):
+  names = [f'val/{name}/em/greedy' for name in (*'abcdefg', 'mean')]
+  run = rewrite(tmp_path, *({
+      'training/global_step': n, 'critic/score/mean': n / 8, 'timing_s/gen': 1.0
+  } | {name: (n + m) / 16 for m, name in enumerate(names)} for n in (1, 2)))
+  drawn = [title for title in plots.curves([run]) if 'exact' in title]
+  assert drawn == [f'exact match: {name}' for name in ('mean', *'abcd')]
+  assert 'The exact match of 3 more sets is not drawn.' in rendered([run])
+
+
+def test_a_tuning_shows_its_losses(tmp_path):
+  run = rewrite(tmp_path, {'sft/step': 0, 'sft/val_loss': 2.0},
+                {'sft/step': 1, 'sft/loss': 1.5}, {'sft/step': 2, 'sft/loss': 1.0},
+                {'sft/step': 2, 'sft/val_loss': 1.25})
+  card, panels = page._card(run), plots.curves([run])
+  assert [score[:2] for score in card['scores']] == [
+      ('before', '2.000'), ('after', '1.250')]
+  assert [[point[2:4] for point in panel.points[0]['points']]
+          for panel in panels.values()] == [
+              [[1, 1.5], [2, 1.0]], [[0, 2.0], [2, 1.25]]]
+  text = rendered([run, run])
+  assert '2 updates of tuning' in text and 'No alerts' not in text

@@ -418,12 +418,18 @@ def score_name(row: Mapping) -> str:
 
 
 def headline(rows: Sequence[Mapping]) -> float | None:
-  """Returns the greedy main score of a table; None if it has no greedy row.
+  """Returns the greedy main score of a table; None if it has no greedy row."""
+  row = headline_row(rows)
+  return None if row is None else main_score(row)
 
-  It is the mean over all sets if there is such a row, or else the score of the
-  first set. Rows with random passages are left out.
+
+def headline_row(rows: Sequence[Mapping]) -> Mapping | None:
+  """Returns the greedy row with the headline of a table; None if it has none.
+
+  It is the mean over all sets if there is such a row, or else that of the first
+  set, both with the first engine. Rows with random passages are left out.
   """
-  by_set = {row['set']: main_score(row) for row in reversed(rows)
+  by_set = {row['set']: row for row in reversed(rows)
             if row['hops'] == ALL and row['decoding'] == 'greedy'
             and row['engine'] != 'noise'}
   return by_set.get(datasets.MEAN, next(reversed(by_set.values()), None))

@@ -7,7 +7,7 @@ by the page's own script, and shown only as text, never as HTML.
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import gzip
 import hashlib
 import json
@@ -60,6 +60,7 @@ def render(runs: Sequence[reading.Run], tokenizer_of: TokenizerOf, *,
       title=title, runs=[_card(run) for run in runs],
       legend=plots.legend(runs), curves=list(plots.curves(runs).values()),
       stories=stories.stories(runs), overview=_overview(runs),
+      sets_left_out=plots.sets_left_out(runs),
       times=[plots.times(run) for run in runs[:4] if run.steps],
       more_times=max(len(runs) - 4, 0),
       tables=[table for run in runs for table in (
@@ -82,40 +83,55 @@ def _packed(value: Any) -> str:
 
 def _card(run: reading.Run) -> dict[str, Any]:
   """Returns the facts about a run that the top of the page shows."""
-  whole = {where: row for where, rows in run.tables.items()
-           for row in rows if row.get('hops') == evaluator.ALL
-           and row.get('decoding') == 'greedy'
-           and row.get('engine') != 'noise'}  # the last of each: the mean
-  headlines = [(where, f'{evaluator.main_score(row):.3f}',
-                f'{evaluator.score_name(row)}, greedy, {row["set"]}')
-               for where in ('before', 'after') if (row := whole.get(where))]
+  headlines = [
+      (where, f'{evaluator.main_score(row):.3f}', _described(row, rows))
+      for where in ('before', 'after') if (row := evaluator.headline_row(
+          rows := run.tables.get(where, [])))]
   last = run.steps[-1] if run.steps else {}
   return {
       'name': run.name, 'folder': str(run.folder),
       'algorithm': str(run.config.get('algorithm', {}).get('name', '')
                       ).rpartition(':')[2],
       'seed': run.config.get('seed', ''), 'steps': len(run.steps),
+      'updates': len(run.updates),
       'rollouts': int(last.get('training/rollouts', 0)),
       'revision': str(run.environment.get('git', ''))[:12],
-      'scores': headlines,
+      'scores': headlines or _losses(run),
       'alerts': _rolled_back(run) + [
           (text, alerts.format_steps(steps))
           for text, steps in alerts.history(run.steps)]}
 
 
+def _described(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+              ) -> str:
+  """Returns the name of a row's score; with its engine, if there are several.
+  """
+  engines = {row['engine'] for row in rows} - {'noise'}
+  return (f'{evaluator.score_name(row)}, greedy, {row["set"]}'
+          + f', {row["engine"]}' * (len(engines) > 1))
+
+
+def _losses(run: reading.Run) -> list[tuple[str, str, str]]:
+  """Returns a tuning's validation loss before and after, if it has one."""
+  losses = [line['sft/val_loss'] for line in run.lines
+            if 'sft/val_loss' in line]
+  return [(where, f'{loss:.3f}', 'validation loss, nats a token')
+          for where, loss in zip(('before', 'after'), (losses[0], losses[-1]))
+         ] if len(losses) > 1 else []
+
+
 def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
-  """Returns a line about the rollbacks of a run, if any."""
-  steps = [int(line[alerts.STEP]) for before, line in zip(
-      run.steps, run.steps[1:]) if line.get('guards/rollbacks', 0) > before.get(
-          'guards/rollbacks', 0)]
-  return [('rolled back, and on with other questions',
-           f'before {alerts.format_steps(steps)}')] if steps else []
+  """Returns a line about each rollback of a run: the reason, and its steps."""
+  return [(f'rolled back, and on with other questions: {record["why"]}',
+           f'from step {record["at"]} to step {record["to"]}')
+          for record in run.rollbacks]
 
 
 def _overview(runs: Sequence[reading.Run]) -> list[dict[str, str]]:
   """Returns a row for each recipe: mean scores and deviations over its seeds."""
   result = []
-  for same in plots.groups(runs).values() if len(runs) > 1 else ():
+  trained = [run for run in runs if run.steps]
+  for same in plots.groups(trained).values() if len(runs) > 1 else ():
     row = {'recipe': same[0].config.get('algorithm', {}).get(
         'name', '').rpartition(':')[2] or same[0].name,
            'runs': ', '.join(run.name for run in same)}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from searchrl.data import datasets
 from searchrl.evaluation import figures
 from searchrl.evaluation.report import reading
 from searchrl.runtime import alerts
@@ -28,6 +29,8 @@ PANELS = {  # title and unit by metric
     'data/frac_group_mixed': ('groups with different outcomes', 'share'),
     'training/rollout_probs_diff_mean': ('sampler against learner',
                                          'mean difference of probability'),
+    'sft/loss': ('loss of tuning', 'nats a token'),
+    'sft/val_loss': ('validation loss of tuning', 'nats a token'),
 }
 PHASES = {  # descriptions of a step's phases, in their order
     'gen': 'rollouts', 'old_log_prob': 'log-probs', 'ref': 'reference',
@@ -49,6 +52,7 @@ _STYLE: dict[Any, Any] = {
     'xtick.color': _INK['--muted'], 'xtick.labelsize': 8,
     'ytick.color': _INK['--muted'], 'ytick.labelsize': 8,
     'xtick.major.size': 0, 'ytick.major.size': 0}
+_MOST_SETS = 5  # sets of questions whose exact match is drawn
 _FEW = 30  # steps of a curve up to which each has a point
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps, means, deviations
 
@@ -66,7 +70,7 @@ def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
   """Returns groups of runs that differ only in their seeds, by name."""
   by_family = collections.defaultdict(list)
   for run in runs:
-    if run.steps:
+    if run.steps or run.updates:
       by_family[run.family if run.config else run.name].append(run)
   return {(same[0].name if len(same) == 1 else
            f'{same[0].name} and {len(same) - 1} more seeds'): same
@@ -122,14 +126,24 @@ def _panels(runs: Sequence[reading.Run]) -> list[tuple[str, str, str]]:
 
   Exact match comes after the outcome.
   """
-  names = {name: None for run in runs for line in run.lines for name in line}
-  validated = [name for name in names
-               if re.fullmatch(r'val/.+/em/greedy', name)
-               and '_noise' not in name and not re.search(r'_\d+hop/', name)]
   panels = [(name, *labels) for name, labels in PANELS.items()]
   return panels[:1] + [
       (name, f'exact match: {name.split("/")[1]}', 'greedy')
-      for name in validated[:5]] + panels[1:]
+      for name in _validated(runs)[:_MOST_SETS]] + panels[1:]
+
+
+def sets_left_out(runs: Sequence[reading.Run]) -> int:
+  """Returns the number of sets whose exact match in training is not drawn."""
+  return max(len(_validated(runs)) - _MOST_SETS, 0)
+
+
+def _validated(runs: Sequence[reading.Run]) -> list[str]:
+  """Returns the metrics of validations, that of the mean over sets first."""
+  names = {name: None for run in runs for line in run.lines for name in line}
+  return sorted(
+      (name for name in names if re.fullmatch(r'val/.+/em/greedy', name)
+       and '_noise' not in name and not re.search(r'_\d+hop/', name)),
+      key=lambda name: name != f'val/{datasets.MEAN}/em/greedy')
 
 
 def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
@@ -142,7 +156,7 @@ def _curve(runs: Sequence[reading.Run], name: str) -> Curve | None:
   for run in runs:
     for line in run.lines:
       if math.isfinite(line.get(name, math.nan)):
-        by_step[line[alerts.STEP]].append(line[name])
+        by_step[reading.step_of(line)].append(line[name])
   if not by_step:
     return None
   steps = sorted(by_step)
@@ -197,7 +211,8 @@ def _svg(draw, title: str, unit: str, size: tuple[float, float]
                    metadata=dict.fromkeys(('Creator', 'Date', 'Format', 'Type')))
   text = file.getvalue()[file.getvalue().index('<svg'):]
   text = re.sub(r'font-family: [^;]*; ', '', text)  # the page's font
-  text = re.sub(r'(\d\.\d\d)\d+', r'\1', text)  # finer than a pixel
+  text = re.sub(r'<[^>]*>', lambda tag: re.sub(  # finer than a pixel
+      r'(\d\.\d\d)\d+', r'\1', tag[0]), text)
   for name, color in _INK.items():
     text = text.replace(color, f'var({name})')
   for n, color in enumerate(_LINES):

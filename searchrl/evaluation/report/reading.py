@@ -20,6 +20,7 @@ from searchrl.runtime import metrics
 from searchrl.runtime import workdir
 from searchrl.trajectory import Trajectory
 
+_ROLLBACKS = 'rollbacks.jsonl'  # in a run's directory
 _DEPTH = 4  # search depth for runs below a folder, as in sweeps and self-play
 
 
@@ -47,6 +48,18 @@ class Run:
   def steps(self) -> list[Mapping[str, float]]:
     """The lines of training steps."""
     return [line for line in self.lines if 'critic/score/mean' in line]
+
+  @functools.cached_property
+  def updates(self) -> list[Mapping[str, float]]:
+    """The lines of updates, if the run is a tuning of configs/sft.py."""
+    return [line for line in self.lines if 'sft/loss' in line]
+
+  @functools.cached_property
+  def rollbacks(self) -> list[dict[str, Any]]:
+    """The run's rollbacks, the oldest first: at, to and why they were made."""
+    file = self.folder / _ROLLBACKS
+    return [json.loads(line) for line in file.read_text().splitlines()
+           ] if file.exists() else []
 
   @functools.cached_property
   def tables(self) -> dict[str, list[dict[str, Any]]]:
@@ -97,6 +110,11 @@ class Entry:
   trajectory: Trajectory
   score: float | None  # reward, or main score of an evaluation
   learned: Mapping[str, Any]  # result of `records.read_learned`, or {}
+
+
+def step_of(line: Mapping[str, float]) -> float:
+  """Returns the step of a line of metrics: of training, or of a tuning."""
+  return line[metrics.STEP] if metrics.STEP in line else line['sft/step']
 
 
 def runs(folders: Sequence[str]) -> list[Run]:
