@@ -154,6 +154,34 @@ def test_equal_pages_are_read_one_after_the_other():
     assert reader([call('open', (said,), id='a')]) == [pages[next_page - 1]]
 
 
+@pytest.mark.parametrize('text', [
+    'a b ' + '東京は日本の首都である。' * 20 + '秘密の答えは金閣寺。 wordb end',
+    'see https://example.org/' + 'x9é' * 200 + '/wordb', 'ab' * 3000])
+def test_a_text_without_spaces_is_read_in_windows(text):
+  """Its pages have whole characters, and what is on two of them is found."""
+  corpus = Corpus((Passage('a', 'T', text),))
+  reader = bound('open', corpus=corpus).tools['open']
+  pages, _ = read_all(reader, 'a')
+  texts = [page.text.split('\n', 1)[1] for page in pages]
+  assert ''.join(texts).replace(' ', '') == text.replace(' ', '')
+  assert all(len(fakes.TOKENIZER.encode(page.text)) <= 60 for page in pages)
+  assert len(texts) > 10
+  for page, after in zip(texts[1:-2], texts[2:]):  # no character more fits
+    assert len(fakes.TOKENIZER.encode(f' {page}{after[0]}')) > 60 - 24
+  last = len(texts) - 2
+  result, = reader([call('open', id='a', page=last,
+                         find=texts[last - 1][-8:] + texts[last][:8])])
+  assert result == pages[last - 1]
+
+
+def test_a_character_of_more_tokens_than_a_page_is_not_divided():
+  reader = bound('open', corpus=Corpus((Passage('a', 'T', 'ab東京c'),)),
+                 open=dict(window_tokens=2)).tools['open']
+  pages, _ = read_all(reader, 'a')
+  assert [page.text.split('\n', 1)[1] for page in pages] == [
+      'ab', '東', '京', 'c']
+
+
 def test_a_page_may_be_a_float_without_a_fraction():
   """The schema's integers include it, and a JSON library may write it."""
   reader = bound('open', corpus=CORPUS).tools['open']
@@ -176,7 +204,7 @@ def test_a_text_is_found_in_a_document():
 @pytest.mark.parametrize('find', ['worda  WORDA\nwordb', 'wordb wordb wordc'])
 def test_a_text_may_go_on_on_the_next_page(find):
   reader = bound(
-      'open', corpus=CORPUS, open=dict(window_tokens=4)).tools['open']
+      'open', corpus=CORPUS, open=dict(window_tokens=6)).tools['open']
   result, = reader([call('open', id='d0', find=find)])
   pages, _ = read_all(reader, 'd0')
   texts = [page.text.split('\n', 1)[1] for page in pages]

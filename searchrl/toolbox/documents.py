@@ -4,11 +4,12 @@
 
 A document consists of neighbouring passages of the corpus with the same title.
 A corpus such as wiki-18 has several passages per document. A window, or page,
-of a document has whole words and at most a given number of tokens.
+of a document has whole words and at most a given number of tokens. A word that
+is longer than a page, such as a text without spaces, is divided.
 """
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import itertools
 from typing import Any
@@ -18,6 +19,7 @@ from searchrl.trajectory import Passage, Tool, ToolCall, ToolResult
 _MOST_INDEXED = 3_000_000  # ids that are kept in memory, some 300 bytes each
 _MOST_NEIGHBOURS = 2000  # passages of one document
 _FRAME = 24  # tokens for the line that says which page this is
+_MOST_CHARS = 8  # characters per token of a page within a long word
 
 
 def make(window_tokens: int = 0) -> Tool:
@@ -88,7 +90,7 @@ class _Reader:
     if page > len(pages):
       return ToolResult(f'Error: the document has {len(pages)} pages, and page '
                         f'{page} is none of them.', is_error=True)
-    text = pages[page - 1]
+    text = pages[page - 1].rstrip()
     return ToolResult(
         f'{passage.title} (page {page} of {len(pages)})\n{text}',
         passages=(Passage(passage.id, passage.title, text),))
@@ -124,25 +126,53 @@ class _Reader:
         given = turn.action.arguments or {}
         start = given.get('page') or (1 if 'find' in given else last + 1)
         same = [number for number, text in enumerate(self._pages(first), 1)
-                if text == turn.passages[0].text]  # more than one may be equal
+                if text.rstrip() == turn.passages[0].text]  # some may be equal
         last = next((number for number in same if number >= start), same[0])
     return last
 
   def _cut(self, row: int) -> list[str]:
-    """Returns the windows of the document that begins at a row."""
-    words = self._text(row).split()
-    counts = [len(ids) for ids in self._tokenizer.encode_passages(
-        [f' {word}' for word in words])]
+    """Returns the windows of the document that begins at a row.
+
+    A window ends with a space, unless the next one goes on in the same word.
+    """
     pages: list[str] = []
     page: list[str] = []
     tokens = 0
-    for word, count in zip(words, counts):
+    for part, count in self._parts(self._text(row).split()):
       if page and tokens + count > self._window_tokens:
-        pages.append(' '.join(page))
+        pages.append(''.join(page))
         page, tokens = [], 0
-      page.append(word)
+      page.append(part)
       tokens += count
-    return [*pages, ' '.join(page)]
+    return [*pages, ''.join(page)]
+
+  def _parts(self, words: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yields each word and a space, with the number of its tokens.
+
+    A word of more tokens than a page is divided into parts that fill a page.
+    """
+    counts = map(len, self._tokenizer.encode_passages(
+        [f' {word}' for word in words]))
+    for word, count in zip(words, counts):
+      if count > self._window_tokens:
+        *parts, word = self._divided(word)
+        yield from ((part, self._window_tokens) for part in parts)
+        count = self._count(word)
+      yield f'{word} ', count
+
+  def _divided(self, word: str) -> Iterator[str]:
+    """Yields the parts of a word, each as long as a page but the last."""
+    while word:
+      most = min(len(word), self._window_tokens * _MOST_CHARS)
+      length = max(1, bisect.bisect_right(
+          range(1, most + 1), self._window_tokens,
+          key=lambda length: self._count(word[:length])))
+      yield word[:length]
+      word = word[length:]
+
+  def _count(self, word: str) -> int:
+    """Returns the number of tokens of a word and the space before it."""
+    return len(self._tokenizer.encode_data(f' {word}'))
 
   def _text(self, row: int) -> str:
     title = self._corpus[row].title
@@ -162,9 +192,9 @@ def _page_of(text: str, pages: Sequence[str], first: int) -> int:
   It is 0 if there is none. Case and the kind of white space do not count.
   """
   lower = [page.lower() for page in pages]
-  starts = [*itertools.accumulate((len(page) + 1 for page in lower), initial=0)]
-  place = ' '.join(lower).find(' '.join(text.lower().split()),
-                               starts[min(first, len(starts)) - 1])
+  starts = [*itertools.accumulate(map(len, lower), initial=0)]
+  place = ''.join(lower).find(' '.join(text.lower().split()),
+                              starts[min(first, len(starts)) - 1])
   return bisect.bisect_right(starts, place)
 
 
