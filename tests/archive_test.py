@@ -14,6 +14,7 @@ import tiny
 from searchrl.agent import dialogue as dialogues
 from searchrl.jobs import archive_data
 from searchrl.search import engines
+from searchrl.search import snippets
 from searchrl.search.corpus import Corpus
 from searchrl.toolbox import toolbox
 from searchrl.trajectory import (
@@ -96,6 +97,27 @@ def test_a_snippet_is_the_first_sentence():
   assert search(sentences=3) == 'It is Mr x. Two. Three!'
   with pytest.raises(ValueError, match='sentences must be at least 1, but is 0'):
     search(sentences=0)
+
+
+@pytest.mark.parametrize('sentences', [
+    ['東京は首都である。', '「すごい！？」と言った。', '北は？', '2位'],
+    ['北京是首都。', ' ', '“好。”他说。', '对吗？', '（是）'],
+    ['Он здесь.', ' ', 'Это т. е. дом.', ' ', 'Ёж!', ' ', '«Да»'],
+    ['Il dort.', ' ', 'École !', ' ', '« Oui. »'],
+    ['Hola.', ' ', '¿Qué?', ' ', '¡Sí!', ' ', '3 más.', ' ', '“No”'],
+    ['Ja.', ' ', '„Nein.“ sagte er.', ' ', 'Übel bzw. schlecht'],
+    ['أين هو؟', ' ', 'هنا.', ' ', '٣ كتب'],
+    ['यह घर है।', ' ', 'वह'], ['한국.', ' ', '서울은 2 곳이다.', ' ', '끝'],
+    ['At 3.5 p.m. he left.', '\n\n', '(Two.) three!', ' ', '"Four"']],
+    ids=lambda sentences: sentences[0])
+def test_sentences_of_other_scripts_are_cut(sentences):
+  text = ''.join(sentences)
+  for count, end in enumerate((n for n, part in enumerate(
+      sentences, 1) if part.strip()), 1):
+    search = snippets.shown(
+        lambda _: [(Passage('0', 'T', text),)], sentences=count)
+    assert search([Query('q', 1, tiny.question())])[0][0].text == ''.join(
+        ' ' if part.isspace() else part for part in sentences[:end])
 
 
 def call(tool, step=0, **arguments):

@@ -7,11 +7,17 @@ A policy that needs more of a document opens it (the tool `open`).
 
 from collections.abc import Sequence
 import dataclasses
-import re
+
+import regex
 
 from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
-_END = re.compile(r'(?<=[.!?])\s+(?=[A-Z0-9"\'(])')
+# Space between sentences. It may be empty after the marks of Chinese and
+# Japanese, unless what is quoted ends there. (STerm: marks that end sentences,
+# such as ؟ and ।; Lo: letters without case; Pi, Pf, Pe: quotes and brackets.)
+_END = regex.compile(
+    r'((?<=\p{STerm})\s+(?=[\p{Lu}\p{Lt}\p{Lo}\p{Nd}\p{Pi}„¿¡"\'(])|'
+    r'(?<=[。！？｡])\s*(?=[^\s\p{STerm}\p{Pf}\p{Pe}"\'…、，]))')
 
 
 def shown(search: SearchFn, *, sentences: int = 1) -> SearchFn:
@@ -29,8 +35,9 @@ def shown(search: SearchFn, *, sentences: int = 1) -> SearchFn:
                      f'{sentences}. 1 is the usual.')
 
   def cut(passage: Passage) -> Passage:
-    return dataclasses.replace(passage, text=' '.join(
-        _END.split(passage.text)[:sentences]))
+    parts = _END.split(passage.text)[:2 * sentences - 1]
+    return dataclasses.replace(passage, text=''.join(
+        ' ' if part.isspace() else part for part in parts))
 
   def search_and_cut(queries: Sequence[Query]
                     ) -> list[Passages | SearchError]:
