@@ -195,6 +195,17 @@ def test_health_asks_the_engine_and_names_the_corpus():
     assert ask(server, '/health', 'GET')[0] == 200
 
 
+def test_a_tape_that_lacks_a_query_is_healthy():
+  def replay(queries):
+    return [SearchError('not_recorded', 'not in tape') if query.text == 'test'
+            else found for query, found in zip(queries, servers.echo(queries))]
+
+  with serving(replay) as server:
+    assert ask(server, '/health', 'GET')[::2] == (200, {'status': 'ok'})
+    assert ask(server, queries=['test'])[0] == 503
+    assert ask(server, queries=['a'])[0] == 200
+
+
 def test_a_fault_of_our_own_is_500_and_not_shown(monkeypatch):
   warnings = []
   monkeypatch.setattr(wire, 'write_response', lambda *_, **__: 1 / 0)

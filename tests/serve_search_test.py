@@ -14,7 +14,7 @@ from searchrl.jobs import serve_search
 from searchrl.search import corpus as corpora
 from searchrl.search.remote import remote
 from searchrl.serving import search_server
-from searchrl.trajectory import Query
+from searchrl.trajectory import Passage, Query
 
 
 def config_of(tmp_path, **changes):
@@ -38,6 +38,28 @@ def test_an_engine_that_does_not_answer_is_not_served(tmp_path):
       urls=(faulty.unused_url(),), tries=1))
   with pytest.raises(ValueError, match="'remote' failed with unavailable"):
     serve_search.run(config, str(tmp_path))
+
+
+def test_a_recorded_tape_is_served(tmp_path, monkeypatch):
+  tape = tmp_path / 'tape.jsonl'
+  tape.write_text('{"query": "river", "top_k": 3, "passages": ['
+                  '{"id": "a", "title": "Tarn", "text": "x", "score": 0}]}\n')
+  config = config_of(tmp_path, engine='web', options=dict(
+      mode='replay', tape=str(tape)))
+  config.serve.port, found = 0, []
+
+  def serve(server, *_):
+    server.start()
+    try:
+      found.append(servers.ask(server, '/health', 'GET')[2]['status'])
+      search = remote.remote(urls=(f'{server.address}/retrieve',))
+      found.extend(search([Query('river', 3, tiny.question())]))
+    finally:
+      server.stop()
+
+  monkeypatch.setattr(serve_search.asgi, 'serve', serve)
+  serve_search.run(config, str(tmp_path))
+  assert found == ['ok', (Passage('a', 'Tarn', 'x'),)]
 
 
 def test_the_token_comes_from_the_environment(monkeypatch):

@@ -26,7 +26,8 @@ from searchrl.search.remote import wire
 from searchrl.serving import asgi
 from searchrl.serving import batcher as batchers
 from searchrl.serving import prometheus
-from searchrl.trajectory import Query, Question, SearchError, SearchFn
+from searchrl.trajectory import (Passages, Query, Question, SearchError,
+                                 SearchFn)
 
 
 _NOBODY = Question('', '', ())  # placeholder: queries here have no question
@@ -58,6 +59,14 @@ class Options:
       raise ValueError(
           'serve.waiting_queries must hold one request of limits.queries='
           f'{self.limits.queries}, but is {self.waiting_queries}.')
+
+
+def is_answer(result: Passages | SearchError) -> bool:
+  """Returns whether a result shows that its engine works.
+
+  A recorded engine works although its tape lacks a query.
+  """
+  return not isinstance(result, SearchError) or result.kind == 'not_recorded'
 
 
 class Server:
@@ -124,12 +133,15 @@ class Server:
     also counts as working if it refuses the test query because too many others
     are waiting.
     """
-    if time.monotonic() - self._answered >= _FRESH_SECS:
+    if not self._has_answered():
       try:
         await self._search(_PROBE)
       except asgi.Refused as refusal:
-        return refusal.status == 429
+        return refusal.status == 429 or self._has_answered()
     return True
+
+  def _has_answered(self) -> bool:
+    return time.monotonic() - self._answered < _FRESH_SECS
 
   async def _show_metrics(self, request: Request) -> Response:
     write, kind = exposition.choose_encoder(request.headers.get('accept', ''))
@@ -187,14 +199,14 @@ class Server:
     except TimeoutError:
       raise asgi.Refused(504, 'no results in time') from None
     results = [result for part in parts for result in part]
+    if queries and all(map(is_answer, results)):  # else it was not asked
+      self._answered = time.monotonic()
     passages = [r for r in results if not isinstance(r, SearchError)]
     errors = [r for r in results if isinstance(r, SearchError)]
     if errors:
       self._warn_once(errors[0])
       is_late = all(error.kind == 'timeout' for error in errors)
       raise asgi.Refused(504 if is_late else 503, 'the search failed')
-    if queries:  # else the engine was not asked
-      self._answered = time.monotonic()
     write = functools.partial(wire.write_response, passages,
                               return_scores=request.return_scores)
     is_large = len(passages) * request.top_k > _LARGE
