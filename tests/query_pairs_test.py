@@ -103,6 +103,23 @@ def test_a_file_is_read_as_it_was_written(tmp_path, chat):
   assert [p.text for p in found[0].passages] == ['"Tarn" A river.', 'A hill.']
 
 
+@pytest.mark.parametrize('titled, texts', [
+    (False, ['A river.', 'Lot', 'A hill.']),
+    (True, ['"Tarn" A river.', '"Lot"', 'A hill.'])])
+def test_passages_without_a_text_are_read_again(tmp_path, titled, texts):
+  """A corpus line of one line is a title without a text."""
+  found = (PASSAGES[0], Passage('3', 'Lot', ' '), Passage('4', '', '\n'),
+           PASSAGES[1])
+  one, = query_pairs.pairs([trajectory(
+      search('a', passages=found), search('b', passages=found[2:3]))], bool)
+  assert one.passages == (*found[:2], found[3])
+  file = tmp_path / 'pairs.jsonl'
+  file.write_text(json.dumps(query_pairs.example(
+      one, Prompts('+ {query}', '- {query}'), titled=titled)))
+  again, = query_pairs.read(file)
+  assert [p.text for p in again.passages] == texts
+
+
 @pytest.mark.parametrize('text, message', [
     ('', 'is empty'), ('{}', 'line 1 is none: KeyError'),
     ('[', 'line 1 is none'), ('[]', 'line 1 is none: TypeError'),

@@ -48,7 +48,6 @@ def oracle(corpus: Corpus, *, titled: bool = False) -> documents.Writer:
     others = (i for i in rng.permutation(len(corpus)) if i not in about)
     shown = [corpus[int(place)] for place in itertools.islice(
         itertools.chain(first, others), task.query.top_k)]
-    return documents.write(
-        [(p.title if titled else '', p.text) for p in shown])
+    return documents.write_passages(shown, titled=titled)
 
   return lambda tasks: [write(task) for task in tasks]

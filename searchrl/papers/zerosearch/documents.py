@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 
-from searchrl.trajectory import Query, SearchError
+from searchrl.trajectory import Passage, Query, SearchError
 
 _HEADING = re.compile(r'^[ \t]*Doc ([0-9]+):', re.MULTILINE)
 _TITLED = re.compile(r'"([^"]+)" (.+)')
@@ -101,6 +101,18 @@ def write(passages: Sequence[tuple[str, str]]) -> str:
   texts = [f'"{title}" {text}' if title else text for title, text in passages]
   return '\n'.join(f'Doc {number}: {" ".join(text.split())}'
                    for number, text in enumerate(texts, start=1))
+
+
+def write_passages(passages: Sequence[Passage], *, titled: bool) -> str:
+  """Returns passages as a text of documents; see `write`.
+
+  Args:
+    passages: Passages, each with a title or a text.
+    titled: True if the documents begin with their titles. If False, only a
+      passage without a text is shown by its title.
+  """
+  return write([(p.title, p.text) if titled else
+                ('', p.text if p.text.strip() else p.title) for p in passages])
 
 
 def titled(text: str) -> tuple[str, str]:

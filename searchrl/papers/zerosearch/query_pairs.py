@@ -38,23 +38,24 @@ def pairs(trajectories: Iterable[Trajectory],
           is_right: Callable[[Trajectory], bool]) -> list[Pair]:
   """Returns the queries of some trajectories, each with its passages.
 
-  Searches that found nothing are left out. So are turns with several queries,
-  because the passages cannot be assigned to one of them, and trajectories that
-  ended because a search failed.
+  Passages without title and text are left out. So are searches that found
+  nothing else, turns with several queries, because the passages cannot be
+  assigned to one of them, and trajectories that ended because a search failed.
 
   Args:
     trajectories: Trajectories of the policy.
     is_right: Function that returns whether a trajectory's answer is right,
       which is recorded with its queries.
   """
-  return [Pair(trajectory.question, turn.action.texts[0], turn.passages,
+  return [Pair(trajectory.question, turn.action.texts[0], passages,
                is_right(trajectory), hop)
           for trajectory in trajectories
           if trajectory.stop_reason != 'search_error'
           for hop, turn in enumerate((  # searches that were carried out
               turn for turn in trajectory.turns
               if turn.action.is_search and turn.observation_tokens), 1)
-          if turn.passages and len(turn.action.texts) == 1]
+          if len(turn.action.texts) == 1 and (passages := tuple(
+              p for p in turn.passages if p.title.strip() or p.text.strip()))]
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:
@@ -107,8 +108,7 @@ def example(pair: Pair, prompts: Prompts, *, titled: bool,
   prompt = prompts.of(documents.Task(query, pair.useful, 0))
   if isinstance(prompt, SearchError):
     raise ValueError(f'collect.prompts cannot be used: {prompt.detail}.')
-  answer = documents.write([
-      (p.title if titled else '', p.text) for p in pair.passages])
+  answer = documents.write_passages(pair.passages, titled=titled)
   text = {'messages': [
       {'role': 'system', 'content': ''}, {'role': 'user', 'content': prompt},
       {'role': 'assistant', 'content': answer}]} if chat else {
