@@ -92,7 +92,7 @@ def test_no_text_is_too_strange(text):
 
 @pytest.mark.parametrize('lists, expected', [
     ([[{'document': {'contents': '"T"\nx'}, 'score': 2}]], [('T', 'x', 2.0)]),
-    ([[{'document': {'id': 7, 'title': 'T', 'text': 'x', 'contents': 'U\ny'},
+    ([[{'document': {'id': 7, 'title': 'U', 'text': 'x', 'contents': 'U\ny'},
         'score': 0.5}]], [('U', 'y', 0.5)]),  # Lucene's raw documents
     ([[{'document': {'contents': f'"{i}"\nx'}} for i in range(5)]],
      [('0', 'x', 0.0), ('1', 'x', 0.0)]),  # web: no scores, and too many

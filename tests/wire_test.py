@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from searchrl.search import corpus as corpora
 from searchrl.search.remote import wire
 from searchrl.trajectory import Passage
 
@@ -39,6 +40,40 @@ def test_results_without_scores_come_back_with_zeros(results):
                          for passages in lists]
   assert plain(found) == plain(results)
   assert all(p.score == 0 for passages in found for p in passages)
+
+
+@pytest.mark.parametrize('document', [
+    {'contents': '"T"\r\nbody'}, {'contents': ' "T" \nbody'},
+    {'contents': '\ufeff"T"\rbody'}, {'contents': 'T\nbody'},
+    {'contents': '"T"\nbody', 'title': 'U'}, {'contents': '"T"'},
+    {'contents': 'One line of text.', 'title': 'T'},
+    {'contents': 'Two lines\nof text.', 'title': 'T\r\n'},
+    {'contents': 'One line of text.', 'title': None},
+    {'contents': 'A "b"\nx', 'title': 'A "b', 'text': 'x'},
+    {'title': ' A  title ', 'text': 'x\r\ny'}], ids=str)
+def test_a_document_is_read_as_a_line_of_a_corpus(document):
+  document = {'id': '1', **document}
+  body = json.dumps({'result': [[{'document': document, 'score': 0}]]}).encode()
+  assert wire.read_response(body, queries=1, top_k=1) == [
+      (corpora.parse(json.dumps(document).encode(), 'line 1'),)]
+
+
+def test_a_title_that_search_r1s_server_takes_out_of_contents_stays_one():
+  for first in ('"T"', 'T', 'the "T"', '"the "T""', '"T" of'):
+    contents = f'{first}\nx\ny'
+    document = {'title': contents.split('\n')[0].strip('"'), 'text': 'x\ny',
+                'contents': contents}
+    body = json.dumps({'result': [[document]]}).encode()
+    (found,), = wire.read_response(body, queries=1, top_k=1)
+    assert found.text == 'x\ny' and found.title.strip('"') == document['title']
+
+
+def test_the_lines_of_a_title_from_a_server_are_joined():
+  """A line of a corpus is refused, but a server sends what it finds."""
+  for own in ({'text': 'x'}, {'contents': 'x'}):
+    body = json.dumps({'result': [[{'id': 1, 'title': ' a\n b ', **own}]]})
+    assert wire.read_response(body.encode(), queries=1, top_k=1) == [
+        (Passage('1', 'a b', 'x'),)]
 
 
 @given(st.lists(TEXTS, max_size=4), st.integers(1, 100))

@@ -248,25 +248,41 @@ def _split(contents: str) -> tuple[str, str]:
   return (bare[1:-1] if _is_quoted(bare) else title), text
 
 
-def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
+def _bare(title: str) -> str:
+  """Returns a title without quotes, which Search-R1's server leaves out."""
+  return title.strip().strip('"')
+
+
+def title_and_text(record: dict[str, Any]) -> tuple[str, str] | None:
+  """Returns the title and the text of a passage with this library's keys.
+
+  The result is None if the record has neither contents, nor title and text, as
+  strings. A title of its own field may have several lines.
+  """
   match record:
     case {'contents': str(contents)}:
       title, text = _split(contents)
       other = record.get('title')
       line = contents.partition('\n')[0].strip()
-      if isinstance(other, str) and other.strip() not in (
-          '', title.strip()) and not (text and _is_quoted(line)):
-        # The contents are the text alone.
-        return _title_and_text({'title': other, 'text': contents}, place)
+      if isinstance(other, str) and other.strip() and (
+          _bare(other) != _bare(title)) and not (text and _is_quoted(line)):
+        return other.strip('\r\n'), contents  # these are the text alone
       return title, text
     case {'title': str(title), 'text': str(text)} if 'contents' not in record:
-      title = title.strip('\r\n')
-      if '\n' in title:
-        raise ValueError(f'title must be one line, but that of {place} is '
-                         f'{title[:80]!r}. Join its lines.')
-      return title, text
-  kinds = ', '.join(f'{key}: {type(value).__name__}'
-                    for key, value in sorted(record.items()))
-  raise ValueError(
-      f'a passage must have contents, or title and text, as strings, but '
-      f'{place} has {kinds:.200}. Put \'"Title"\\ntext\' into contents.')
+      return title.strip('\r\n'), text
+  return None
+
+
+def _title_and_text(record: dict[str, Any], place: str) -> tuple[str, str]:
+  """Returns title and text; raises a ValueError, which names the place."""
+  parts = title_and_text(record)
+  if parts is None:
+    kinds = ', '.join(f'{key}: {type(value).__name__}'
+                      for key, value in sorted(record.items()))
+    raise ValueError(
+        f'a passage must have contents, or title and text, as strings, but '
+        f'{place} has {kinds:.200}. Put \'"Title"\\ntext\' into contents.')
+  if '\n' in parts[0]:
+    raise ValueError(f'title must be one line, but that of {place} is '
+                     f'{parts[0][:80]!r}. Join its lines.')
+  return parts

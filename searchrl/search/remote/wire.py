@@ -23,6 +23,7 @@ from typing import Any
 
 import orjson
 
+from searchrl.search import corpus
 from searchrl.trajectory import Passage, Passages
 
 
@@ -159,14 +160,15 @@ def _passage(item: Any, place: str) -> Passage:
 
 
 def _title_and_text(document: dict[str, Any], place: str) -> tuple[str, str]:
-  match document:
-    case {'contents': str(contents)}:
-      title, _, text = contents.partition('\n')
-      quoted = len(title) > 1 and title[0] == title[-1] == '"'
-      return (title[1:-1] if quoted else title), text
-    case {'title': str(title), 'text': str(text)} if 'contents' not in document:
-      return ' '.join(title.split()), text
-  raise Malformed(f'document in {place} must have contents, a string.')
+  """Returns title and text as a line of a corpus has them.
+
+  The lines of a title are joined, because a server may send what it finds.
+  """
+  parts = corpus.title_and_text(document)
+  if parts is None:
+    raise Malformed(f'document in {place} must have contents, a string.')
+  title, text = parts
+  return (' '.join(title.split()) if '\n' in title else title), text
 
 
 def _written(record: dict[str, Any]) -> bytes:
