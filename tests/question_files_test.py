@@ -3,6 +3,7 @@
 """question_files: names and folders of a config; Search-R1's parquet."""
 
 import csv
+import gzip
 import json
 import sys
 
@@ -95,6 +96,21 @@ def test_a_folder_is_its_files_of_questions_without_the_corpus(tmp_path):
   write_parquet(tmp_path / 'wiki.parquet', [{'id': '0', 'contents': 'x'}])
   assert [name for name, _, _ in found(str(tmp_path), may_be_folder=True)] == [
       'bamboogle', 'nq', 'test']
+
+
+@pytest.mark.parametrize('name', ['corpus.jsonl', 'corpus.jsonl.gz',
+                                  'corpus.parquet'])
+def test_a_corpus_of_beir_without_titles_may_be_in_the_folder(tmp_path, name):
+  row = {'_id': 'MED-10', 'text': 'A passage.'}
+  if name.endswith('.gz'):
+    (tmp_path / name).write_bytes(gzip.compress(json.dumps(row).encode()))
+  else:
+    (write_parquet if name.endswith('.parquet') else write)(
+        tmp_path / name, [row])
+  write(tmp_path / 'nq.jsonl', [ROW])
+  write(tmp_path / 'queries.jsonl', [row])
+  assert [name for name, _, _ in found(str(tmp_path), may_be_folder=True)] == [
+      'nq', 'queries']
 
 
 def test_search_r1s_columns_are_read_in_both_forms(tmp_path):

@@ -6,7 +6,7 @@ All records have the keys of FlashRAG's jsonl. The columns of Search-R1's
 parquet files and of the forms in `forms` are renamed to these keys.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 import collections
 import csv
 import dataclasses
@@ -59,8 +59,8 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
     may_be_folder: True if the path may be a directory of files.
 
   Raises:
-    ValueError: A name or path is empty, two names are equal, or a file is not
-      on this machine.
+    ValueError: A name or path is empty, two names are equal, or the text has
+      the address of an object store.
     FileNotFoundError: A file does not exist, or a directory holds no questions.
   """
   option_rules.on_this_machine(field, text)
@@ -123,12 +123,22 @@ def has_questions(file: pathlib.Path) -> bool:
   if file.suffix == '.parquet':
     names = _parquet(file).schema_arrow.names
     return bool({*names} & {*_COLUMNS['question']}
-                or forms.detect_format(names))
+                or _has_form(names, file))
   place, first = next(jsonl.lines(file), (str(file), '{}'))
   record = jsonl.loads(first, 'JSON', place)
   return isinstance(record, dict) and (
       not _CONVERSATION.intersection(record)
-      and ('question' in record or bool(forms.detect_format(record))))
+      and ('question' in record or _has_form(record, file)))
+
+
+def _has_form(names: Collection[str], file: pathlib.Path) -> bool:
+  """Returns whether a file's columns are those of a benchmark's questions.
+
+  Passages of BEIR without titles have the columns of its queries, but are in a
+  file named corpus.
+  """
+  form = forms.detect_format(names)
+  return form is not None and (form.name, stem(file)) != ('beir', 'corpus')
 
 
 def check_differ(names: Sequence[str], field: str) -> None:
