@@ -36,7 +36,8 @@ def of_segments(segments: Iterable[Segment | tuple[str, bool]], tokenizer,
     segments: Segments, or pairs of a text and True if it is trained on.
     tokenizer: The model's tokenizer.
     ends: True to add the token that ends a turn, which is trained on, unless
-      the texts end with such a token. White space after it is left out.
+      the last text ends with such a token. White space after such a token, at
+      the end of a trained text, is left out, except in the first segment.
   """
   pieces: list[tuple[tuple[int, ...], bool]] = []
   end_ids = {*chat.ends(tokenizer)} if ends else set()

@@ -10,14 +10,18 @@ FOLDER = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
 
 
 def locate(path: str) -> str:
-  """Returns a directory with a model's config.json, without its weights.
+  """Returns a directory with a model's config.json, maybe without its weights.
 
   The library contains the config.json of the models that it names, so that they
   need no download. A config.json in the cache of the hub is preferred. Any
-  other model is located, and fetched if necessary, by `weights.locate`.
+  other model is located by `weights.locate`, which fetches it with its weights
+  if necessary.
 
   Args:
-    path: Path of a directory, or a hub id.
+    path: Hub id, or another name or path that `weights.locate` takes.
+
+  Raises:
+    FileNotFoundError: `weights.locate` finds no such model.
   """
   import huggingface_hub  # slow to import
   shipped = FOLDER / path / 'config.json'

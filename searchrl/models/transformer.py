@@ -406,7 +406,12 @@ def layer_axes(axes: Params) -> Params:
 
 
 def axes_of(boxed: Callable[[Array], Params]) -> Params:
-  """Returns the axis names of the arrays in the boxes that `boxed` makes."""
+  """Returns the axis names of each array of a tree, without computing it.
+
+  Args:
+    boxed: Function from a random key to the tree, in which each array is in
+      flax's box that has the names of its axes, such as `LogicallyPartitioned`.
+  """
   boxes = jax.eval_shape(boxed, jax.random.key(0))
   return jax.tree.map(lambda box: tuple(box.names), boxes,
                       is_leaf=lambda x: isinstance(x, nn.Partitioned))

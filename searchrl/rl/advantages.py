@@ -59,10 +59,10 @@ def group_relative(
 
     A_i = (r_i - mean_g r) / (std_g r + 1e-6)
 
-  Here g are the rows of the group of row i for which `in_baseline` is True; the
-  others get 0. A group of one such row gives exactly 0, and so does a group
-  whose rewards differ by at most 1e-6. The rounding of a constant reward never
-  becomes an advantage.
+  Here g are the rows of row i's group whose `in_baseline` is True. The other
+  rows get 0. A group of one such row gives exactly 0, and so does a group whose
+  rewards differ by at most 1e-6. The rounding of a constant reward never
+  becomes an advantage. The ids are below `num_groups`, which is B by default.
 
   Without `normalize_std`, A = r - mean (Dr. GRPO, arXiv:2503.20783). The
   variance is that of a sample with `ddof` 1, and of a population with 0: in a
@@ -90,8 +90,8 @@ def leave_one_out(
 
     A_i = r_i - mean_{j in g, j != i} r_j = (r_i - mean_g r) n / (n - 1)
 
-  Here g are the n rows of the group of row i for which `in_baseline` is True;
-  the others get 0. A group of one such row gives 0.
+  Here g are the n rows of row i's group whose `in_baseline` is True. The other
+  rows get 0. A group of one such row gives 0.
 
   Source: Ahmadian et al. 2024, Back to Basics, arXiv:2402.14740, RLOO.
   """

@@ -25,7 +25,9 @@ _ORBAX = f'{os.sep}orbax{os.sep}checkpoint{os.sep}'
 def drop_repeated_errors() -> None:
   """Makes this process drop log messages that repeat a failed write's error.
 
-  No other messages are dropped.
+  Python's warning that a write of Orbax was never awaited is ignored, too.
+  `sys.unraisablehook` is replaced by a hook that drops the error of a write
+  whose event loop is closed, and passes all others to the hook before it.
   """
   for name in ('absl', 'asyncio'):
     logging.getLogger(name).addFilter(_is_new)

@@ -134,7 +134,8 @@ def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
 def similar(atlas: Atlas) -> dict[str, str]:
   """Returns for each entity's key the key of a similar entity of its kind.
 
-  It is the next one in alphabetical order; after the last comes the first.
+  It is the next one of its kind by title, without case and accents. After the
+  last comes the first, so the only one of its kind is similar to itself.
   """
   result = {}
   by_kind: dict[str, list[Entity]] = {}

@@ -380,7 +380,7 @@ class Engine:
   def dispatch(self, *, alike: bool = True) -> None:
     """Starts to sample up to `steps` tokens per active slot, without waiting.
 
-    Without `alike`, it may be cheaper, with results that round differently.
+    Without `alike` it is cheaper, but bits depend on how many slots are active.
     """
     self._in_flight.append(self._run_decode(min(
         rows for rows in self._rows + ([] if alike else self._few_rows)
