@@ -98,7 +98,8 @@ def test_the_way_out_names_what_ended_the_run(tmp_path):
   assert error(clip_fraction='stop') == 'guards.actions.clip_fraction=warn.'
   assert error(3, clip_fraction='rollback') == (
       'guards.actions.clip_fraction=warn or a larger guards.most_rollbacks.')
-  assert error(values={'guards/arrays_not_finite': 1}.items(), state='stop') == (
+  broken = {'guards/arrays_not_finite': 1}.items()
+  assert error(values=broken, state='stop') == (
       'guards.actions.state=rollback.')
 
 

@@ -438,7 +438,8 @@ def test_the_mean_over_sets_is_drawn_and_others_are_counted(tmp_path):
 
 def test_a_tuning_shows_its_losses(tmp_path):
   run = rewrite(tmp_path, {'sft/step': 0, 'sft/val_loss': 2.0},
-                {'sft/step': 1, 'sft/loss': 1.5}, {'sft/step': 2, 'sft/loss': 1.0},
+                {'sft/step': 1, 'sft/loss': 1.5},
+                {'sft/step': 2, 'sft/loss': 1.0},
                 {'sft/step': 2, 'sft/val_loss': 1.25})
   card, panels = page._card(run), plots.curves([run])
   assert [score[:2] for score in card['scores']] == [

@@ -225,16 +225,8 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
   and the records are written to `file` if it is not None.
   """
   asked = [question for question in questions for _ in range(samples)]
-
-  def read() -> list[dict[str, Any]]:
-    lines = file and shards.read(file) or ()
-    is_whole = [records.question(line['trajectory']['question'])
-                for line in lines] == asked
-    failed = any(line['score']['failed'] for line in lines)
-    return [line['score'] for line in lines if is_whole and not failed
-            and line.get('source') == label.get('source')]
-
-  recorded_scores = file and processes.on_first(str(file), read)
+  recorded_scores = file and processes.on_first(
+      str(file), lambda: shards.read_scores(file, asked, label.get('source')))
   if recorded_scores:
     return [scores_lib.Score(**score) for score in recorded_scores]
   began = time.perf_counter()

@@ -15,6 +15,7 @@ from typing import Any
 from searchrl.rollouts import records
 from searchrl.runtime import atomic_files
 from searchrl.runtime import processes
+from searchrl.trajectory import Question
 
 DIGESTS = 'digests.json'  # file of a folder with the SHA-256 of each shard
 
@@ -38,6 +39,28 @@ def read(file: pathlib.Path) -> list[Any] | None:
     processes.say(f'Warning: {file} is damaged, and is sampled again.')
     return None
   return records.unpacked(data)
+
+
+def read_scores(file: pathlib.Path, questions: Sequence[Question],
+                source: str | None) -> list[dict[str, Any]]:
+  """Returns the scores of a shard; [] if its questions must be asked again.
+
+  Args:
+    file: File of the shard.
+    questions: Questions of the shard's records, in their order.
+    source: Source of the records, if they have one; see `evaluator.run`.
+
+  Returns:
+    Fields of `Score` for each question. They are [] if the shard is missing or
+    damaged, has records of other questions or another source, or if one of its
+    searches failed.
+  """
+  lines = read(file) or ()
+  fits = [records.question(line['trajectory']['question'])
+          for line in lines] == [*questions] and not any(
+              line.get('source') != source or line['score']['failed']
+              for line in lines)
+  return [line['score'] for line in lines] if fits else []
 
 
 def read_all(folder: pathlib.Path) -> Iterator[Any]:

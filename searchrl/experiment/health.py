@@ -4,9 +4,9 @@
 
 A step is silent if nothing can be learned from it, because the outcomes within
 each group are equal. If the algorithm has no groups, a step is silent if all
-its outcomes are equal, and all its rewards. The loop calls `Health` before and after each step. The
-module `guards` makes the decisions. The module `rollbacks` makes rollbacks that
-are completed even if the process is killed.
+its outcomes are equal, and all its rewards. The loop calls `Health` before and
+after each step. The module `guards` makes the decisions. The module `rollbacks`
+makes rollbacks that are completed even if the process is killed.
 """
 
 from collections.abc import Callable, Mapping
