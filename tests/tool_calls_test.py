@@ -16,6 +16,7 @@ from searchrl.agent import formats
 from searchrl.agent import statistics
 from searchrl.agent import tag_parser
 from searchrl.agent import tools
+from searchrl.experiment import model_folders
 from searchrl.rollouts import driver
 from searchrl.rollouts import pending_searches
 from searchrl.rollouts import records
@@ -154,6 +155,68 @@ def test_a_template_that_writes_one_tool_is_refused():
     tools.native(chats.qwen(chats.QWEN3), (
         dialogues.SEARCH, Tool('zzz', 'A tool.', {
             'type': 'object', 'properties': {'abcdef': {}}})))
+
+
+# Forms in which a template writes a call named `c` of an assistant's message.
+IN_XML = (r"'<tool_call>\n<function=' ~ c.name ~ '>\n<parameter=query_list>\n'"
+          r" ~ (c.arguments.query_list | tojson) ~ '\n</parameter>\n"
+          r"</function>\n</tool_call>'")
+AS_PYTHON = ("'<tool_call>' ~ c.name ~ '(query_list=' ~ "
+             "(c.arguments.query_list | tojson) ~ ')</tool_call>'")
+IN_JSON = ("""'<tool_call>{"name": "' ~ c.name ~ '", "arguments": ' ~ """
+           "(c.arguments | tojson) ~ '}</tool_call>'")
+WITHOUT_TAGS = ("""'{"name": "' ~ c.name ~ '", "parameters": ' ~ """
+                "(c.arguments | tojson) ~ '}'")
+SAYS_NOTHING = "''"
+
+
+def calling(form, template=chats.QWEN2):
+  """Returns a tokenizer whose template writes calls in a form."""
+  content = "m.content ~ '<|im_end|>\\n' }}"
+  assert template.count(content) == 1
+  return chats.qwen(template.replace(
+      content, "m.content }}{% if m.tool_calls %}{% set c = "
+      "m.tool_calls[0].function %}{{- " + form + " }}{% endif %}"
+      "{{- '<|im_end|>\\n' }}"))
+
+
+@pytest.mark.parametrize('form', [IN_XML, AS_PYTHON])
+def test_a_template_whose_calls_cannot_be_read_is_not_chosen(form):
+  tokenizer = calling(form)
+  with pytest.raises(ValueError, match=(
+      'must write a call as a JSON object .*, but writes .<tool_call>.* '
+      'Choose the tags of searchrl.agent.chat:with_tools.$')):
+    tools.native(tokenizer, TOOLS)
+  assert model_folders.default_dialogue('x', tokenizer, TOOLS) == (
+      'searchrl.agent.chat:with_tools')
+
+
+@pytest.mark.parametrize('form', [IN_JSON, WITHOUT_TAGS, SAYS_NOTHING])
+def test_a_template_whose_calls_are_read_is_chosen(form):
+  tokenizer = calling(form)
+  assert model_folders.default_dialogue('x', tokenizer, TOOLS) == (
+      'searchrl.agent.tools:native')
+  bare = '{"name": "search", "parameters": {"query_list": ["x"]}}'
+  kind = tools.native(tokenizer, TOOLS).parse(bare).kind
+  assert kind == ('search' if form == WITHOUT_TAGS else 'invalid')
+
+
+@pytest.mark.parametrize('form, is_read', [(IN_JSON, True), (IN_XML, False)])
+def test_an_example_of_a_call_and_a_thought_are_not_the_templates_call(
+    form, is_read):
+  """The prompt opens a thought, which the template leaves out of a call."""
+  template = chats.QWEN2
+  for old, new in (
+      ("'\\n</tools>' }}", "'\\n</tools>\\n<tool_call>CALL</tool_call>' }}"),
+      ("m.role ~ '\\n' ~", "m.role ~ '\\n' ~ ('<think>\\n' if m.role == "
+       "'assistant' and not m.tool_calls else '') ~"),
+      ("assistant\\n' }}", "assistant\\n<think>\\n' }}")):
+    assert template.count(old) == 1
+    template = template.replace(old, new)
+  tokenizer = calling(form, template)
+  assert model_folders.default_dialogue('x', tokenizer, TOOLS) == (
+      'searchrl.agent.tools:native' if is_read else
+      'searchrl.agent.chat:with_tools')
 
 
 def add(calls):

@@ -38,6 +38,7 @@ _INVALID = ('Error: this was neither a call of the tool nor an answer. To call '
             'the tool, write a JSON object with its name and its arguments '
             'between the tool_call tags. To answer, write the answer between '
             'the answer tags.')
+_CALL = Action('search', ('QueryStandsHere',))  # which a template may write
 _NOTHING = 'No search results found.'
 _NATIVE = ('Answer the question below. First think, between <think> and '
            '</think>. If something is missing, call one of your tools with a '
@@ -99,14 +100,16 @@ def make(tokenizer, *, template: str, system: str | None = None,
 
   Raises:
     ValueError: There is no chat template, or it does not write the tools,
-      changes a message, or changes earlier text when a message is added.
+      changes a message, changes earlier text when a message is added, or writes
+      calls in a form that `parse` does not read.
   """
   tools = tuple(tools)
   render = functools.partial(tokenizer.render, tools=[*map(schema, tools)])
+  own_call = _own_call(tokenizer, render)
+  bare = in_tags(own_call) != own_call and parse(own_call, bare=True) == _CALL
   plain = dataclasses.replace(
       dialogues.tags(template),  # checks the template, too
-      parse=functools.partial(parse, max_queries=max_queries,
-                              bare=_writes_bare_calls(tokenizer, render),
+      parse=functools.partial(parse, max_queries=max_queries, bare=bare,
                               names=tuple(tool.name for tool in tools)),
       stop_strings=TOOL_STOPS, arrange=by_query, write=tool_turn, tools=tools,
       passage=dialogues.passage_writer(tool_passage, tools))
@@ -127,6 +130,11 @@ def make(tokenizer, *, template: str, system: str | None = None,
           "the chat template must write every tool's answer alike, but that of "
           f'{tool.name} differs from that of search. Choose the tags of '
           'searchrl.agent.chat:with_tools.')
+  if own_call and parse(own_call, bare=bare) != _CALL:
+    raise ValueError(
+        'the chat template must write a call as a JSON object with a name and '
+        f'arguments, but writes {own_call!r}. Choose the tags of '
+        'searchrl.agent.chat:with_tools.')
   inner, levels = exchange.json_levels, 1 + exchange.json_levels
   before = exchange.before + dialogues.in_json('{"result": "', inner)
   after = dialogues.in_json('"}', inner) + exchange.after
@@ -139,19 +147,23 @@ def make(tokenizer, *, template: str, system: str | None = None,
       end_ids=chat.end_ids(tokenizer, exchange.turn_end))
 
 
-def _writes_bare_calls(tokenizer, render: chat.Render) -> bool:
-  """Returns whether the chat template writes a call as JSON without tags."""
-  user = {'role': 'user', 'content': 'x'}
+def _own_call(tokenizer, render: chat.Render) -> str:
+  """Returns a call as the chat template writes it, without special tokens.
+
+  It is '' if the template refuses a call or does not write its query.
+  """
+  user = {'role': 'user', 'content': 'QuestionStandsHere'}
   turn = {'role': 'assistant', 'content': '', 'tool_calls': [
       {'type': 'function', 'function': {
-          'name': 'search', 'arguments': {'query_list': ['x']}}}]}
+          'name': 'search', 'arguments': {'query_list': [*_CALL.texts]}}}]}
   try:
     start, text = render([user]), render([user, turn])
   except ValueError:
-    return False
-  written = tokenizer.decode(tokenizer.encode(text.removeprefix(start)))
-  return in_tags(written) != written and parse(
-      written, bare=True) == Action('search', ('x',))
+    return ''
+  written = text.removeprefix(start) if text.startswith(start) else (
+      text.rpartition(user['content'])[2])
+  written = tokenizer.decode(tokenizer.encode(written))
+  return written if _CALL.texts[0] in written else ''
 
 
 def schema(tool: Tool = SEARCH) -> dict[str, Any]:
