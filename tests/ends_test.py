@@ -140,3 +140,33 @@ def test_files_of_the_tokenizer_are_exported(source):
   for name in extra:
     assert (target / name).read_bytes() == (folder / name).read_bytes()
   assert not (target / 'pytorch_model.bin').exists()
+
+
+def test_named_chat_templates_are_exported_and_loaded_again(source):
+  """transformers is the other reader of both folders."""
+  folder = source()
+  named = {'default': '{{ messages[0].content }}', 'tool_use': 'T {{ tools }}'}
+  fast = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+  fast.chat_template = named
+  fast.save_pretrained(folder)
+  file = 'additional_chat_templates/tool_use.jinja'
+  assert (folder / file).read_text() == named['tool_use']
+  for _ in range(2):  # the second export replaces the first
+    target, tokenizer = export(folder)
+    assert (target / file).read_text() == named['tool_use']
+  theirs = transformers.PreTrainedTokenizerFast.from_pretrained(target)
+  assert theirs.chat_template == named
+  asked = [{'role': 'user', 'content': 'x'}]
+  ours = tokenizers.load(str(target))
+  assert ours.render(asked) == 'x'
+  assert ours.render(asked, tools=[{}]) == tokenizer.render(
+      asked, tools=[{}]) == 'T [{}]'
+
+
+def test_a_named_chat_template_that_only_an_earlier_export_has_is_kept(source):
+  target, _ = export(source())
+  kept = target / 'additional_chat_templates' / 'rag.jinja'
+  kept.parent.mkdir()
+  kept.write_text('R')
+  assert export(target.parent / 'source')[0] == target
+  assert kept.read_text() == 'R'

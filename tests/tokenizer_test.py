@@ -238,6 +238,17 @@ def test_a_tokenizer_is_loaded_once_unless_a_file_changes(folder):
   assert first.eos_ids == (1,)
 
 
+def test_a_named_chat_template_that_changes_is_read_again(folder):
+  asked = [{'role': 'user', 'content': 'x'}]
+  (folder / 'chat_template.jinja').write_text('default')
+  file = folder / 'additional_chat_templates' / 'tool_use.jinja'
+  file.parent.mkdir()
+  for text in ('before', 'after'):
+    file.write_text(text)
+    os.utime(file, ns=(0, len(text)))  # two writes may get the same time
+    assert tokenizers.load(str(folder)).render(asked, tools=[{}]) == text
+
+
 def test_words_are_split_as_the_file_says_whatever_class_is_named(folder):
   """transformers' GPT2Tokenizer splits digits by a rule of its own."""
   for name, change in (

@@ -411,7 +411,8 @@ def test_a_hub_id_is_fetched_without_pickle_or_code(monkeypatch, folder):
                              for pattern in fetched['Qwen/Qwen2.5-7B-Instruct'])
   assert all(map(matches, (
       'config.json', 'generation_config.json', 'tokenizer.json', 'merges.txt',
-      'model.safetensors', 'model-00001-of-00004.safetensors', tensors.INDEX)))
+      'model.safetensors', 'model-00001-of-00004.safetensors', tensors.INDEX,
+      'additional_chat_templates/tool_use.jinja')))
   assert not any(map(matches, (
       'pytorch_model.bin', 'modeling_qwen.py', 'consolidated.safetensors')))
   for local in (str(folder), '/no/folder', './no/folder', 'no_folder'):

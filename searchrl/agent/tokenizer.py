@@ -350,8 +350,9 @@ def load(folder: str) -> Tokenizer:
         f'model.path must hold a tokenizer.json, but {path} has none. Save the '
         "model's tokenizer beside its weights.")
   return _load(folder, frozenset(
-      (file.name, file.stat().st_mtime_ns)
-      for file in path.glob('*') if file.is_file()))
+      (str(file), file.stat().st_mtime_ns)
+      for pattern in ('*', 'additional_chat_templates/*')
+      for file in path.glob(pattern) if file.is_file()))
 
 
 @functools.lru_cache(4)

@@ -26,11 +26,12 @@ from searchrl.models.transformer import Params, TransformerConfig
 
 _GENERATION = 'generation_config.json'
 _END = 2**20  # bytes at each end of a file that `sketch` reads
+_TEMPLATES = 'additional_chat_templates'  # folder of named chat templates
 _TOKENIZER = (  # files of the tokenizer, the chat template and generation
     'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
     'added_tokens.json', 'vocab.json', 'vocab.txt', 'merges.txt',
     'tokenizer.model*', 'spiece.model', 'sentencepiece*.model', '*.tiktoken',
-    'tekken.json', 'chat_template.*', _GENERATION)
+    'tekken.json', 'chat_template.*', f'{_TEMPLATES}/*.jinja', _GENERATION)
 _FETCHED = ('*.json', 'model*.safetensors', *(
     pattern for pattern in _TOKENIZER if not pattern.endswith('.json')))
 _ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
@@ -231,7 +232,7 @@ def save(
 
   Raises:
     ValueError: The dtype is not one of these, a parameter is NaN or infinite,
-      or the folder contains folders.
+      or the folder contains other folders.
   """
   check_finite(params, 'a model that is exported')
   ids = [eos_id] if isinstance(eos_id, int) else list(eos_id)
@@ -294,7 +295,8 @@ def export(
     shard_bytes: Largest size of one file in bytes.
 
   Raises:
-    ValueError: The dtype is not one of these, or the folder contains folders.
+    ValueError: The dtype is not one of these, or the folder contains other
+      folders.
   """
   path = pathlib.Path(folder).resolve()
   new = path.with_name(f'.{path.name}.unfinished')
@@ -309,7 +311,9 @@ def export(
     source = pathlib.Path(locate(tokenizer_from))
     for pattern in _TOKENIZER:
       for file in filter(pathlib.Path.is_file, source.glob(pattern)):
-        shutil.copyfile(file, new / file.name)
+        copy = new / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
     if (new / _GENERATION).exists():
       _add_ends(new / _GENERATION, raw.get('eos_token_id'))
     _replace(path, new)
@@ -337,7 +341,8 @@ def _check_replaceable(path: pathlib.Path) -> None:
   old = path.with_name(f'.{path.name}.old')
   if old.exists() and not path.exists():
     old.rename(path)  # undo: a run was killed between the two renames
-  inner = [p.name for p in path.glob('*') if p.is_dir()]
+  inner = [p.name for p in path.glob('*')
+           if p.is_dir() and p.name != _TEMPLATES]
   if inner or path.is_file():
     raise ValueError(
         f'{path} must be new or an earlier export, which is replaced as a '
@@ -353,10 +358,12 @@ def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)
   if path.exists():
-    for file in path.iterdir():
+    for file in filter(pathlib.Path.is_file, path.rglob('*')):
+      copy = new / file.relative_to(path)
       if not (re.fullmatch(r'model.*\.safetensors(\.index\.json)?', file.name)
-              or (new / file.name).exists()):
-        shutil.copy2(file, new / file.name)
+              or copy.exists()):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, copy)
     path.rename(old)
   new.rename(path)
   shutil.rmtree(old, ignore_errors=True)
