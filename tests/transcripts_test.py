@@ -84,6 +84,34 @@ def test_the_last_turn_of_a_template_without_end_tokens_gets_one():
     assert trained == ['the search for an answer\n', f'Paris\n{end}']
 
 
+@pytest.mark.parametrize('content', [
+    'the <|endoftext|> goes on', 'the <|im_start|>', '<|im_end|> on',
+    '<think>\nthe <|im_end|>\n</think>\n\nParis'])
+def test_a_turn_is_not_cut_at_a_special_token_in_its_text(content):
+  says = {'role': 'assistant', 'content': content}
+  end = '<|im_end|>'
+  without_ends = chats.qwen(
+      "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ '\n' }}"
+      "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}")
+  for tokenizer, first, last in (
+      (without_ends, f'{content}\n', f'{content}\n{end}'),
+      (chats.qwen(), f'{content}{end}', f'{content}{end}')):
+    found = transcripts.of_messages([ASKS, says, ASKS, says], tokenizer)
+    assert [text for text, is_trained in texts(tokenizer, found)
+            if is_trained] == [first, last]
+
+
+def test_a_turn_whose_thoughts_are_rewritten_ends_after_its_text():
+  """In the manner of Qwen 3, but without a token that ends a turn."""
+  tokenizer = chats.qwen(chats.QWEN3.replace(
+      "rest ~ '<|im_end|>\\n' }}", "rest ~ '\\n' }}"))
+  says = {'role': 'assistant',
+          'content': '<think>the <|endoftext|> on</think>Paris'}
+  found = transcripts.of_messages([ASKS, says], tokenizer)
+  assert texts(tokenizer, found)[-1] == (
+      '<think>\nthe <|endoftext|> on\n</think>\n\nParis\n<|im_end|>', True)
+
+
 @pytest.mark.parametrize('name', TOKENIZERS)
 def test_the_text_is_the_templates_in_every_family(name):
   tokenizer = TOKENIZERS[name]

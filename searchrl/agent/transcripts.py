@@ -109,7 +109,7 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
         raise ValueError(_changed(earlier, later, number, place))
     pieces += _framed(prompt[len(written):], len(written), messages[:number],
                       first, tokenizer, ask, place)
-    turn = _until_end(text[len(prompt):], tokenizer)
+    turn = _until_end(text[len(prompt):], message['content'], tokenizer)
     if not _is_whole(message, turn):
       what = ('tool calls and the content beside them' if (
           message.get('tool_calls')) else 'reasoning_content')
@@ -157,12 +157,18 @@ def _without_end(text: str, ends: tuple[str, ...]) -> str:
   return text
 
 
-def _until_end(turn: str, tokenizer) -> str:
-  """Returns a turn up to the special token that ends it, or the full turn."""
-  for id_ in reversed(tokenizer.encode(turn)):
+def _until_end(turn: str, content: str, tokenizer) -> str:
+  """Returns a turn up to the special token that ends it, or the full turn.
+
+  This token comes after the content, whose thoughts a template may rewrite.
+  """
+  said = content.rpartition('</think>')[2].strip()
+  rest = turn.rpartition('</think>')[2]
+  after = rest[rest.index(said) + len(said):] if said in rest else turn
+  for id_ in reversed(tokenizer.encode(after)):
     token = tokenizer.token(id_)
-    if id_ in tokenizer.special_ids and token in turn:  # not the unknown token
-      return turn[:turn.rindex(token) + len(token)]
+    if id_ in tokenizer.special_ids and token in after:  # not the unknown token
+      return turn[:len(turn) - len(after) + after.rindex(token) + len(token)]
   return turn
 
 
