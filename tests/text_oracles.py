@@ -78,13 +78,20 @@ def tool_action(text: str, most: int, bare: bool = False) -> Action:
     action = last_action(body)
     return action if action.kind == 'answer' else Action('invalid')
   body = body[:-len('</tool_call>')]
-  at = body.rfind('<tool_call>')
+  calls = [_call(part, most) for part in (
+      body[at + len('<tool_call>'):] for at in range(len(body))
+      if body.startswith('<tool_call>', at))]
+  valid = [call for call in calls if call.kind != 'invalid']
+  return valid[-1] if valid else Action('invalid')
+
+
+def _call(text: str, most: int) -> Action:
+  """The search that a JSON object names."""
   try:
-    call = json.loads(body[at + len('<tool_call>'):], object_pairs_hook=list)
+    call = json.loads(text, object_pairs_hook=list)
   except ValueError:
     return Action('invalid')
-  match sorted(call, key=lambda pair: pair[0]) if (
-      at >= 0 and _is_object(call)) else None:
+  match sorted(call, key=lambda pair: pair[0]) if _is_object(call) else None:
     case [('arguments', [('query_list', list(queries))]), ('name', 'search')]:
       pass
     case [('name', 'search'), ('parameters', [('query_list', list(queries))])]:

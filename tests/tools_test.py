@@ -58,6 +58,12 @@ def call(*queries, **changes):
     (call(*'abcdefgh'), Action('search', tuple('abcdefgh'))),
     (call('a').replace('arguments', 'parameters'), Action('search', ('a',))),
     ('<think> a </think><answer> No </answer>', Action('answer', ('No',))),
+    (call('a <tool_call> b'), Action('search', ('a <tool_call> b',))),
+    (call('<tool_call>', '<tool_call>{}'),
+     Action('search', ('<tool_call>', '<tool_call>{}'))),
+    (f'<think> <tool_call> {{ </think>{call("<tool_call>")}',
+     Action('search', ('<tool_call>',))),
+    ('<tool_call>' + call('a'), Action('search', ('a',))),
 ])
 def test_a_call_or_an_answer_ends_a_turn(text, action):
   assert tools.parse(text) == action
@@ -83,6 +89,8 @@ def test_a_call_or_an_answer_ends_a_turn(text, action):
     call('\ud800'), '<search> a </search>', '<answer> </answer>',
     '<answer> <tool_call> a </answer>', call(1) + call('a'),
     '<Tool_call>{}</Tool_call>', call('a').replace('</tool', '</ tool'),
+    '<tool_call>' * 2_000 + '{</tool_call>', call('<tool_call>', 1),
+    call('a').replace('</tool_call>', '<tool_call></tool_call>'),
 ])
 def test_everything_else_is_invalid(text):
   assert tools.parse(text) == Action('invalid')
@@ -151,14 +159,15 @@ def test_a_turn_of_any_text_is_read(text):
 
 
 @quick
-@hypothesis.given(st.lists(st.text(st.characters(exclude_categories=['Cs'])),
-                           max_size=6), st.booleans())
+@hypothesis.given(st.lists(st.one_of(
+    st.text(st.characters(exclude_categories=['Cs'])),
+    st.just('a <tool_call> "')), max_size=6), st.booleans())
 def test_what_json_writes_is_read_back(queries, plain):
   body = json.dumps({'name': 'search', 'arguments': {'query_list': queries}},
                     ensure_ascii=plain)
   action = tools.parse(f'<tool_call>{body}</tool_call>', max_queries=4)
   wanted = tuple(q.strip() for q in queries)
-  if 1 <= len(wanted) <= 4 and all(wanted) and '<tool_call>' not in body:
+  if 1 <= len(wanted) <= 4 and all(wanted):
     assert action == Action('search', wanted)
   else:
     assert action.kind == 'invalid'

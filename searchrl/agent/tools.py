@@ -187,9 +187,10 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
   block that </tool_call> closes, if the block is one JSON object whose only
   keys are "name" and "arguments". As Llama's chat template writes it,
   "parameters" may stand for "arguments", and there may be "type": "function".
-  The only argument of a search is query_list, with 1 to `max_queries` non-empty
-  strings. The arguments of any other tool are an object, which the tool checks.
-  An answer is the block that </answer> closes. Everything else is invalid.
+  A string in the block may have the text <tool_call>. The only argument of a
+  search is query_list, with 1 to `max_queries` non-empty strings. The arguments
+  of any other tool are an object, which the tool checks. An answer is the block
+  that </answer> closes. Everything else is invalid.
 
   Args:
     text: The turn's text.
@@ -204,8 +205,17 @@ def parse(text: str, *, max_queries: int = MAX_QUERIES, bare: bool = False,
   if not text.endswith('</tool_call>'):
     action = tag_parser.closing_block(text)
     return action if action.kind == 'answer' else Action('invalid')
-  _, opened, call = text.removesuffix('</tool_call>').rpartition('<tool_call>')
-  name, arguments = _read_call(call) if opened else ('', {})
+  call = text.removesuffix('</tool_call>')
+  for opening in reversed([*re.finditer('<tool_call>', call)]):
+    action = _action(call[opening.end():], names, max_queries)
+    if action.kind != 'invalid':
+      return action
+  return Action('invalid')
+
+
+def _action(call: str, names: Sequence[str], max_queries: int) -> Action:
+  """Returns the action of a call in JSON, or an invalid action."""
+  name, arguments = _read_call(call)
   if name not in names:
     return Action('invalid')
   if not is_search(name):
