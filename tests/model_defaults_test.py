@@ -187,6 +187,22 @@ def test_short_conversations_get_what_all_their_budgets_take(own):
   assert whole <= resolved.rollout.max_length < whole + 64
 
 
+def test_a_call_with_two_queries_has_room_in_every_turn_but_the_last(own):
+  config, _, _ = own
+  config.dialogue = 'searchrl.agent.tools:dr_zero'
+  config.rollout.budgets.update(
+      max_turns=3, max_new_tokens=10, top_k=1, passage_tokens=100)
+  resolved = model_defaults.resolved(config)
+  folder = model_folders.read(config.model.path, config.dialogue)
+  budgets = resolved.rollout.budgets
+  found = [Passage('0', 'City', 'word ' * 9999)]
+  observed = len(dialogues.observation(
+      folder.dialogue, [found, found], folder.tokenizer,
+      passage_tokens=100).tokens)
+  whole = budgets.max_prompt_tokens + 3 * 10 + 2 * observed
+  assert whole <= resolved.rollout.max_length < whole + 128
+
+
 def test_what_a_flag_sets_stays_even_at_its_default(own):
   config, _, _ = own
   default = common.get_config()

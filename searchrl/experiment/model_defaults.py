@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import tools as tool_calls
 from searchrl.data import datasets
 from searchrl.data import question_files
 from searchrl.data import questions as questions_lib
@@ -54,6 +55,7 @@ TUNING = 'learner.pack_length', 'optimizer.learning_rate'
 # Options of configs/grpo.py for the shipped encoder, which knows generated
 # worlds alone.
 _SHIPPED = dict(encoder='tiny_e5', backend='scann')
+_QUERIES = 2  # queries per turn that are counted if a call may have several
 _ROOM = 64  # tokens by which a later question may be longer
 _SAMPLE = 500  # passages that are measured
 _UNKNOWN = 128  # tokens of a question or passage that cannot be measured
@@ -382,7 +384,8 @@ def _longest_conversation(get: Callable[[str], Any],
                           dialogue: dialogues.Dialogue, tokenizer: Any) -> int:
   """Returns the number of tokens of a conversation that uses all its budgets.
 
-  It is rounded up to a multiple of 64.
+  A search has one query, or two if a call may have several. The number is
+  rounded up to a multiple of 64.
 
   Args:
     get: Function from the dotted name of a config field to its value.
@@ -390,10 +393,11 @@ def _longest_conversation(get: Callable[[str], Any],
     tokenizer: Tokenizer of the model.
   """
   turns, top_k, new, passage, prompt = (get(name) for name in SAMPLING[:5])
+  queries = _QUERIES if dialogue.arrange is tool_calls.by_query else 1
   frame = len(dialogues.observation(
-      dialogue, [()], tokenizer, passage_tokens=passage).tokens)
-  return _rounded(
-      prompt + turns * new + (turns - 1) * (top_k * passage + frame), 64)
+      dialogue, [()] * queries, tokenizer, passage_tokens=passage).tokens)
+  searched = queries * top_k * passage + frame
+  return _rounded(prompt + turns * new + (turns - 1) * searched, 64)
 
 
 def _most_written(get: Callable[[str], Any]) -> int:
