@@ -7,11 +7,14 @@ import datetime
 import chats
 import pytest
 import tiny
+import tokenizers as raw_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers.utils import chat_template_utils
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
 from searchrl.agent import tools
+from searchrl.agent import transcripts
 
 TOKENIZERS = {
     'qwen2': chats.qwen(), 'qwen3': chats.qwen(chats.QWEN3),
@@ -40,6 +43,63 @@ def test_a_prompt_is_the_templates_text_and_its_question_is_data(
       chats.unspaced(expected))
   frame = special(tokenizer, dialogues.opening(dialogue, 'x', tokenizer))
   assert special(tokenizer, ids) == frame != []
+
+
+# A template without special tokens around a message.
+HEADINGS = r"""
+{%- for m in messages %}
+{{- '### ' ~ ('Human' if m.role == 'user' else 'Assistant') ~ ': ' }}
+{{- m.content ~ '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '### Assistant:' }}{% endif %}"""
+# A word takes the line breaks after it, in the manner of Qwen and Llama 3.
+WITH_BREAKS = pre_tokenizers.Sequence([
+    pre_tokenizers.Split(raw_tokenizers.Regex(
+        r' ?\p{L}+| ?[^\s\p{L}]+[\r\n]*|\s*[\r\n]+|\s+'), 'isolated'),
+    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+AS_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def with_headings(words):
+  """Returns a trained byte-level tokenizer that splits text in a way."""
+  raw = raw_tokenizers.Tokenizer(models.BPE())
+  raw.pre_tokenizer, raw.decoder = words, decoders.ByteLevel()
+  raw.train_from_iterator(
+      ['### Human: who?\n\n### Assistant: a\n\n\n b\n\n'] * 9,
+      trainers.BpeTrainer(
+          vocab_size=400, show_progress=False,
+          initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+  raw.add_special_tokens(['<|end|>'])
+  return chats.wrap(raw, HEADINGS, eos_token='<|end|>')
+
+
+@pytest.mark.parametrize('question', ['who?', 'who', 'a\n', 'b '])
+@pytest.mark.parametrize('template', [
+    '{question}', 'q: {question}\n', '\n{question}\n\n'])
+@pytest.mark.parametrize('words', [WITH_BREAKS, AS_GPT2])
+def test_a_prompt_without_special_tokens_has_the_ids_of_transformers(
+    words, template, question):
+  """The line break of the template merges with those of the message."""
+  tokenizer = with_headings(words)
+  dialogue = chat.in_one_turn(dialogues.tags(template), tokenizer)
+  messages = [{'role': 'user',
+               'content': template.replace('{question}', question)}]
+  expected = tuple(tokenizer._fast.apply_chat_template(
+      messages, add_generation_prompt=True, return_dict=False))
+  assert dialogues.opening(dialogue, question, tokenizer) == expected
+  tuned = transcripts.of_messages(
+      [*messages, {'role': 'assistant', 'content': 'yes'}], tokenizer)
+  assert tuned.ids[:len(expected)] == expected
+  assert tuned.trained.index(True) == len(expected)
+
+
+def test_a_question_stays_data_where_the_template_has_no_special_tokens():
+  tokenizer = with_headings(WITH_BREAKS)
+  dialogue = chat.in_one_turn(dialogues.tags('q: {question}\n'), tokenizer)
+  ids = dialogues.opening(dialogue, 'a <|end|> b', tokenizer)
+  assert not special(tokenizer, ids)
+  assert chats.written(tokenizer, ids) == (
+      '### Human: q: a <|end|> b\n\n### Assistant:')
 
 
 def test_what_surrounds_a_question_by_hand():

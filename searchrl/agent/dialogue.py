@@ -18,8 +18,8 @@ import json
 from typing import NamedTuple
 
 from searchrl.agent.markup import neutralise, shows_tag
-from searchrl.agent.tag_parser import (
-    TAG, parse_tags, tag_example, tag_stops)
+from searchrl.agent.tag_parser import TAG, parse_tags, tag_example, tag_stops
+from searchrl.agent.tokenizer import plain_start
 from searchrl.trajectory import Action, Passage, Passages, Tool, ToolResult
 
 SEARCH = Tool(
@@ -37,9 +37,8 @@ READ_TEMPLATE = 'Read, then answer: {question}\n'
 FROM_MEMORY = ('Answer the question from what you know, as briefly as you can, '
                'between <answer> and </answer>.\nQuestion: {question}\n')
 FROM_DOCUMENTS = ('Below are documents and, in the last line, a question. '
-                  'Answer it '
-                  'by the documents alone, as briefly as you can, between '
-                  '<answer> and </answer>.\n{question}\n')
+                  'Answer it by the documents alone, as briefly as you can, '
+                  'between <answer> and </answer>.\n{question}\n')
 WITH_TOOLS = ('Answer the question below. First think, between <think> and '
               '</think>. If something is missing, call one of these tools, read '
               'what it returns between <information> and </information>, and '
@@ -259,9 +258,10 @@ def opening(dialogue: Dialogue, question: str, tokenizer) -> tuple[int, ...]:
   The tokenizer's own start of a sequence (BOS) comes first. In a chat, it is
   there only if the chat template writes it, as in transformers and vLLM.
   """
+  plain = plain_start(dialogue.tail, tokenizer)
   ids = (*tokenizer.encode(dialogue.head),
-         *tokenizer.encode_data(dialogue.prompt(question)),
-         *tokenizer.encode(dialogue.tail))
+         *tokenizer.encode_data(dialogue.prompt(question) + plain),
+         *tokenizer.encode(dialogue.tail[len(plain):]))
   return ids if dialogue.is_framed else tokenizer.with_start(ids)
 
 

@@ -298,6 +298,21 @@ def cut(tokenizer: Any, text: str, tokens: int) -> str:
   return ''
 
 
+def plain_start(text: str, tokenizer: Any) -> str:
+  """Returns the part of a text that may merge with a message before it.
+
+  The part ends before the first special token. It is '' if the text does not
+  begin with white space.
+  """
+  if not text[:1].isspace():
+    return ''
+  for id_ in tokenizer.encode(text):
+    token = tokenizer.token(id_)
+    if id_ in tokenizer.special_ids and token in text:  # not the unknown token
+      return text[:text.index(token)]
+  return text
+
+
 def _piece_reader(decoder) -> Callable[[str], bytes]:
   """Returns a function from an entry of the vocabulary to its bytes."""
   join = ' '.join if decoder is None else decoder.decode

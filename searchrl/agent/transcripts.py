@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent.tokenizer import plain_start
 from searchrl.texts import Segment
 
 
@@ -214,9 +215,12 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
     if written is None:
       break
     space = frame[len(frame.rstrip(' ')):]  # belongs to the first word
+    is_last = number == len(messages) - 1
+    plain = plain_start(after, tokenizer) if is_last else ''
     pieces += [(tokenizer.encode(frame.removesuffix(space)), False),
-               (tokenizer.encode_data(space + written), False)]
-    end, frame = end + len(frame) + len(written), after
+               (tokenizer.encode_data(space + written + plain), False)]
+    end += len(frame) + len(written) + len(plain)
+    frame = after[len(plain):]
   if text[end:] == frame:
     return [*pieces, (tokenizer.encode(frame), False)]
   for number, message in enumerate(messages[first:], start=first + 1):
