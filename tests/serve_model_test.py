@@ -132,6 +132,17 @@ def test_a_failing_engine_ends_the_job_with_its_error(generator, tmp_path):
     serve_model.run(config_of(port=0), str(tmp_path))
 
 
+def test_budgets_of_a_search_agent_do_not_limit_the_length_of_a_server(
+    generator, tmp_path):
+  generator.submit([generation.Choice((1,), 3, engines.row_ids(0, 'a', 0, 0))],
+                   lambda piece: None)
+  config = config_of(port=0)
+  config.rollout.max_length = 512
+  config.rollout.budgets.update(max_prompt_tokens=448, max_new_tokens=128)
+  with pytest.raises(ZeroDivisionError):  # the engine's, so that it was built
+    serve_model.run(config, str(tmp_path))
+
+
 @pytest.mark.slow
 def test_the_job_serves_the_tiny_base_model_and_ends_in_order(tmp_path):
   with servers.served('configs/serve_model.py', f'--workdir={tmp_path}') as line:

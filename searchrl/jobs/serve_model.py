@@ -29,16 +29,20 @@ def run(config, workdir: str) -> None:
                      f'{processes.count()}. Start it alone.')
   options = make_options(config.serve, config.ask.run, config.model.path)
   config = run_defaults.complete(config, config.ask.run, 'ask.run')
+  length, budgets = config.rollout.max_length, config.rollout.budgets
+  if budgets.max_prompt_tokens + budgets.max_new_tokens > length:
+    # Requests have limits of their own, so these budgets refuse no length.
+    budgets.update(max_prompt_tokens=length - 1, max_new_tokens=1)
   sampler, params = policy.of_run(config, config.ask.run, limit=1)
   generator = generation.build(
       sampler.shape, sampler.tokenizer, sampler.sync(params).weights,
       sampler.sync.mesh, slots=config.rollout.max_num_seqs,
-      length=config.rollout.max_length, tensor=config.rollout.tensor,
+      length=length, tensor=config.rollout.tensor,
       seed=config.seed, steps=config.serve.steps, dtype=config.rollout.dtype,
       attention=sampler.engine.attention, waiting=options.waiting)
   try:
     server = model_server.Server(
-        generator, sampler.tokenizer, config.rollout.max_length, options)
+        generator, sampler.tokenizer, length, options)
     asgi.serve(server, f'{options.name} at {server.address}/v1', options.http,
                is_open=lambda: generator.is_open)
   finally:
