@@ -267,7 +267,7 @@ def test_a_shard_of_other_questions_is_sampled_again(tmp_path, change):
   assert asked == [3, 0, 3, 0, 3]
 
 
-def test_a_shard_with_a_failed_search_is_sampled_again(tmp_path):
+def test_a_shard_with_a_failed_search_is_sampled_again(tmp_path, capsys):
   class Failing(Answers):
     """Loses the search of its first question."""
 
@@ -282,6 +282,7 @@ def test_a_shard_with_a_failed_search_is_sampled_again(tmp_path):
     *_, row = evaluator.run(sampler, 'params', [case], folder=tmp_path, shard=2)
     asked.append(sampler.asked)
   assert asked == [['q0', 'q1', 'q2'], ['q0', 'q1', 'q2'], []]
+  assert capsys.readouterr().err.count('2 of 3 answers ended with a fail') == 1
   assert row['search_errors'] == 0
 
 
