@@ -358,6 +358,8 @@ ENGINES = (
          "{'engines': [{'name': 'bm25', 'k2': 1}]}\"", "'k2' is given"),
     _row('grpo:smoke --config.search.engine=cache "--config.search.options='
          "{'engine': {'name': 'noise'}}\"", "of 'cache'"),
+    _row('grpo:smoke "--config.evaluate.search.options={\'k1\': 1.0}"',
+         'evaluate.search.engine must name the engine of evaluate.search.opt'),
     _row('grpo:smoke --config.evaluate.search.engine=bm25 '
          '"--config.evaluate.search.options={\'k\': 1}"',
          'evaluate.search.options must be'),

@@ -44,6 +44,18 @@ def test_the_runs_model_dialogue_and_engine_are_taken(run, module):
   assert config.search.options.to_dict() == {'encoder': 'tiny_e5'}
 
 
+@pytest.mark.parametrize('given', [{}, {'k1': 2.0}])
+def test_options_that_are_set_are_those_of_the_runs_engine(run, given):
+  config = evaluate_config.get_config()
+  config.search.options = given
+  folder = run(search__engine='bm25', search__options={'b': 0.0})
+  for taken, options in (
+      (run_defaults.complete(config, folder, 'evaluate.run'), {'b': 0.0}),
+      (run_defaults.complete(config, '', 'evaluate.run'), {})):
+    assert taken.search.engine == 'bm25'
+    assert taken.search.options.to_dict() == (given or options)
+
+
 @pytest.mark.parametrize(('module', 'field'), [
     (evaluate_config, 'evaluate.run'), (predict_config, 'evaluate.run'),
     (ask_config, 'ask.run')])

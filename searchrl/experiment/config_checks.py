@@ -51,6 +51,10 @@ def check(config) -> None:
       ('evaluate.search', evaluate.get('search')),
       *((f'evaluate.engines.{name}', engine)
         for name, engine in through.items())):
+    if field != 'search' and search and search.options and not search.engine:
+      raise ValueError(
+          f"{field}.engine must name the engine of {field}.options, but is ''. "
+          'Set it, too.')
     if search and search.get('engine'):
       spec = searches.spec(search, field)
       engines.check(spec)

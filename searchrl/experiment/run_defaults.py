@@ -43,7 +43,7 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
   config = copy.deepcopy(config)
   is_open = 'search' in config and not config.search.engine
   if is_open:
-    config.search.engine, config.search.options = past_runs.search_of_run(run)
+    take_engine(config.search, run)
   if not run:
     return model_defaults.resolved(config, folder)
   place, step = past_runs.parse_run(run)
@@ -67,6 +67,16 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
     config.evaluate.engines = recorded['evaluate'].get('engines', {})
   _say_differences(config, recorded, place)
   return model_defaults.resolved(config) if not config.dialogue else config
+
+
+def take_engine(search, run: str) -> None:
+  """Sets the engine of a field such as config.search to that of a run.
+
+  Its options are those of the run, unless the field has some. Without a run,
+  the engine is BM25.
+  """
+  search.engine, options = past_runs.search_of_run(run)
+  search.options = search.options or options
 
 
 def take_protocol(config, run: str) -> None:

@@ -8,7 +8,6 @@ from searchrl.evaluation import figures
 from searchrl.experiment import build
 from searchrl.experiment import config_checks
 from searchrl.experiment import memory_plan
-from searchrl.experiment import past_runs
 from searchrl.experiment import plan_totals
 from searchrl.experiment import run_defaults
 from searchrl.runtime.devices import GIB
@@ -56,7 +55,7 @@ def _with_engine(config):
   if run:
     return run_defaults.complete(config, run, field)
   config = copy.deepcopy(config)  # a model alone, perhaps not on this machine
-  config.search.engine, config.search.options = past_runs.search_of_run('')
+  run_defaults.take_engine(config.search, '')
   return config
 
 
