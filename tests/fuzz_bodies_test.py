@@ -11,6 +11,7 @@ import re
 import chats
 import strategies
 from strategies import Dice, fuzzed
+import text_oracles
 import tiny
 
 from searchrl.papers.zerosearch import completions
@@ -88,28 +89,6 @@ def test_a_search_request_is_read_or_refused(dice: Dice):
     assert (found.top_k, found.return_scores) == (top_k or 2, bool(scored))
 
 
-def title_and_text_by_hand(contents, given):
-  """Title and text of contents in a corpus, beside a title that may be given.
-
-  Contents begin with the title, which may be in quotes. A given title that is
-  another one shows that the contents are the text alone, unless they begin with
-  a title in quotes.
-  """
-  first = contents.partition('\n')[0]
-  exact = re.fullmatch(r'"([^\n]*)"\n(.*)', contents, re.S)
-  if exact:
-    return exact.groups()
-  lines = re.sub('\r\n?', '\n', contents) if '\r' in first else contents
-  title, _, text = lines.removeprefix('\ufeff').partition('\n')
-  quoted = re.fullmatch(r'"(.*)"', title.strip(), re.S)
-  title = quoted[1] if quoted else title
-  is_other = isinstance(given, str) and given.strip() and (
-      given.strip().strip('"') != title.strip().strip('"'))
-  if is_other and not (text and re.fullmatch('".*"', first.strip(), re.S)):
-    return given.strip('\r\n'), contents
-  return title, text
-
-
 def passage_by_hand(item):
   """The protocol of a passage; None where it is broken."""
   document, score = item, 0.0
@@ -123,7 +102,7 @@ def passage_by_hand(item):
   if 'contents' in document:
     if not isinstance(document['contents'], str):
       return None
-    title, text = title_and_text_by_hand(document['contents'], title)
+    title, text = text_oracles.title_and_text(document['contents'], title)
   if isinstance(title, str):
     title = title.strip('\r\n') if 'contents' not in document else title
     title = ' '.join(title.split()) if '\n' in title else title

@@ -7,15 +7,14 @@ file and the line.
 """
 
 import functools
-import io
 import json
 import pathlib
-import re
 import tempfile
 
 import pytest
 import strategies
 from strategies import Dice, fuzzed
+import text_oracles
 
 from searchrl.data import conversations
 from searchrl.data import questions
@@ -104,14 +103,7 @@ def passage_by_hand(line):
   contents = record.get('contents', '')
   if not isinstance(contents, str):
     return None
-  if not re.match(r'".*"\n', contents.replace('\r', ' ')):
-    if '\r' in contents.split('\n')[0]:
-      contents = io.StringIO(contents, newline=None).read()
-    contents = contents.removeprefix('\ufeff')
-    contents = re.sub(r'\A[^\S\n]*(".*")[^\S\n]*(?=\n|\Z)', r'\1', contents)
-  title, _, text = contents.partition('\n')
-  if len(title) > 1 and title[0] == title[-1] == '"':
-    title = title[1:-1]
+  title, text = text_oracles.title_and_text(contents, record.get('title'))
   if 'contents' not in record:
     title, text = record.get('title'), record.get('text')
     missing = title is None or title != title  # null, or pandas' NaN
@@ -121,9 +113,6 @@ def passage_by_hand(line):
     title = title.strip('\r\n') if isinstance(title, str) else title
     if isinstance(text, dict):
       return None
-  elif not text and isinstance(record.get('title'), str) and (
-      record['title'].strip() not in ('', title.strip())):
-    title, text = record['title'].strip('\r\n'), record['contents']
   if not isinstance(title, str) or not isinstance(text, str):
     return None
   return Passage(str(uid), title, text)

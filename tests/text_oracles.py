@@ -143,3 +143,25 @@ def last_block(text: str, name: str) -> str:
   """Returns the text in the last block of a name, or '' without one."""
   found = re.findall(f'<{name}>(.*?)</{name}>', text, re.DOTALL)
   return ['', *found][-1].strip()
+
+
+def title_and_text(contents, given):
+  """Title and text of contents in a corpus, beside a title that may be given.
+
+  Contents begin with the title, which may be in quotes. A given title that is
+  another one shows that the contents are the text alone, unless they are a
+  title in quotes and a text.
+  """
+  first = contents.partition('\n')[0]
+  if exact := re.fullmatch(r'"([^\n]*)"\n(.*)', contents, re.S):
+    title, text = exact.groups()
+  else:
+    lines = re.sub('\r\n?', '\n', contents) if '\r' in first else contents
+    title, _, text = lines.removeprefix('\ufeff').partition('\n')
+    quoted = re.fullmatch(r'"(.*)"', title.strip(), re.S)
+    title = quoted[1] if quoted else title
+  is_other = isinstance(given, str) and given.strip() and (
+      given.strip().strip('"') != title.strip().strip('"'))
+  if is_other and not (text and re.fullmatch('".*"', first.strip(), re.S)):
+    return given.strip('\r\n'), contents
+  return title, text
