@@ -71,9 +71,9 @@ def resolved(config, folder: pathlib.Path | None = None, *,
   """Returns a copy of a config whose unset fields suit its model and data.
 
   An unset dialogue is chosen for every model, and a frozen solver (`solver`)
-  without one has the same. Numbers are chosen only for
-  models other than the tiny bases. If the run was started before with the same
-  model, the values in its recorded config are used instead.
+  without one has the same. Numbers are chosen only for models other than the
+  tiny bases. If the run was started before with the same model, the values in
+  its recorded config are used instead.
 
   Args:
     config: Config of a job with a model, a dialogue and rollouts.

@@ -119,8 +119,8 @@ def in_rounds(
     def is_done(file=file, asked=asked) -> bool:
       try:
         return file.exists() and {t.question for t in read(file)} == {*asked}
-      except ValueError as error:
-        processes.say(f'Warning: {error} It is sampled again.')
+      except ValueError:
+        processes.say(f'Warning: {file} is damaged, and is sampled again.')
         return False
 
     if not processes.on_first(str(file), is_done):
