@@ -9,9 +9,9 @@ tokenizer.
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 import json
 import re
+import threading
 from typing import Any
 
 from searchrl.agent import formats
@@ -61,7 +61,8 @@ class Teacher:
     self._dialogue, self._tokenizer = dialogue, tokenizer
     self._fields = dict(model=model, temperature=temperature, n=1,
                         max_tokens=max_tokens, stop=list(dialogue.stop_strings))
-    self._say_once = functools.cache(_say_refused)
+    self._refused: set[str] = set()  # ids of questions, each said once
+    self._lock = threading.Lock()
     self._calls = connection(
         url, 'teacher.url', token_env=token_env, wiring=wiring,
         **({'failures': _ENDLESS} | retries))
@@ -80,7 +81,7 @@ class Teacher:
         'seed': 1000 * request.sample + len(turns)}
     turn = self._calls.call(read_turn, body=json.dumps(body).encode())
     if isinstance(turn, SearchError) and _REFUSED.search(turn.detail):
-      self._say_once(request.question.uid, turn.detail)
+      self._say_refused(request.question.uid, turn.detail)
       return ''  # no action, so that the trajectory is left out
     if isinstance(turn, SearchError):
       raise ConnectionError(
@@ -107,6 +108,15 @@ class Teacher:
                    {'role': 'user', 'content': self._observed(turn)}]
     return messages
 
+  def _say_refused(self, uid: str, detail: str) -> None:
+    """Says once that the server refuses a question."""
+    with self._lock:
+      if uid not in self._refused:
+        self._refused.add(uid)
+        processes.say(
+            f'Warning: the server at teacher.url refuses question {uid!r} '
+            f'({detail}), which is left out.')
+
   def _observed(self, turn: Turn) -> str:
     """Returns the text that the policy reads after a turn, such as passages.
 
@@ -121,11 +131,6 @@ class Teacher:
     for _ in range(self._dialogue.json_levels):
       text = json.loads(f'"{text}"')
     return text
-
-
-def _say_refused(uid: str, detail: str) -> None:
-  processes.say(f'Warning: the server at teacher.url refuses question {uid!r} '
-                f'({detail}), which is left out.')
 
 
 def connection(url: str, field: str, *, token_env: str,
