@@ -128,6 +128,13 @@ def test_ircot_without_a_conclusion_has_no_answer():
   assert len(SEARCHED) == 3
 
 
+def test_ircot_does_not_take_a_denial_for_an_answer():
+  made, _ = prompted(['The answer is not in these documents.', 'hm.',
+                      'So the answer is: here.'])
+  one, = baselines.ircot(made, [QUESTION])
+  assert one.answer == 'here' and len(SEARCHED) == 3
+
+
 def test_the_agent_reads_passages_and_search_o1_a_note_on_them():
   made, engine = prompted([ask('x'), ANSWER])
   one, = baselines.ra_agent(made, [QUESTION])

@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """corpus: what is read is what was written, and errors name their line."""
 
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 
 import pytest
 
+from searchrl.experiment import model_defaults
 from searchrl.search import corpus
 from searchrl.search import mapped_corpus
 from searchrl.trajectory import Passage
@@ -167,6 +170,19 @@ def test_a_broken_gzip_file_is_refused(tmp_path):
     (tmp_path / 'c.jsonl.gz').write_bytes(data)
     with pytest.raises(ValueError, match='a whole gzip file'):
       corpus.read(tmp_path / 'c.jsonl.gz')
+
+
+@pytest.mark.parametrize('name, pack, program', [
+    ('c.jsonl', gzip.compress, 'gzip'), ('c.bz2', bz2.compress, 'bzip2'),
+    ('c.jsonl', lzma.compress, 'xz'), ('c.jsonl.gz', lambda text: gzip.compress(
+        lzma.compress(text)), 'xz')])
+@pytest.mark.parametrize('read', [
+    corpus.read, mapped_corpus.load, lambda path: [
+        *model_defaults.sample(str(path), 3)]])
+def test_a_compressed_corpus_is_named(tmp_path, name, pack, program, read):
+  (tmp_path / name).write_bytes(pack(b'{"id": "1", "contents": "a"}\n'))
+  with pytest.raises(ValueError, match=f'compressed by {program}, so give it a'):
+    read(tmp_path / name)
 
 
 def test_what_would_not_read_back_is_not_written(tmp_path):

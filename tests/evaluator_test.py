@@ -42,6 +42,11 @@ def test_intervals_of_a_mean_over_sets_cover_it_as_often_as_they_say(rates):
 
 def test_the_interval_of_a_mean_by_hand():
   assert evaluator.interval_of_mean([(0.5, 0.25, 0.875)]) == (0.25, 0.875)
+  for n in range(1, 400):  # no bound is beyond 0 or 1, not even by rounding
+    for hits in (0, n):
+      low, high = evaluator.interval_of_mean(
+          [(hits / n, *evaluator.wilson(hits, n))])
+      assert 0 <= low <= high <= 1 and not f'{low:.2f}'.startswith('-')
   low, high = evaluator.interval_of_mean([(0.5, 0.2, 0.9), (0.7, 0.3, 1.0)])
   assert (low, high) == pytest.approx((0.6 - 0.5 / 2, 0.6 + 0.5 / 2))
   low, high = evaluator.interval_of_mean([(0.0, *evaluator.wilson(0, 9))] * 4)

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """jsonl: lines with their places; a wrong one is named."""
 
+import bz2
 import codecs
 import gzip
+import lzma
 
 import pytest
 
@@ -32,7 +34,10 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path):
 @pytest.mark.parametrize('data, message', [
     (b'a\n\xe9t\xe9\n', 'line 2 is not: .* of another encoding, so convert it'),
     ('a\n'.encode('utf-16'), 'line 1 is not: .*another encoding'),
-    (gzip.compress(b'a\n', mtime=0), 'line 1 is not: .* so give it a name in .gz')])
+    (gzip.compress(b'a\n', mtime=0), 'line 1 is not: .* so give it a name in .gz'),
+    (bz2.compress(b'a\n'), 'line 1 is not: .* bzip2, .* by gzip, or unpack it'),
+    (lzma.compress(b'a\n'), 'line 1 is not: .* by xz, .* or unpack it'),
+    (b'\x28\xb5\x2f\xfd\x04', 'line 1 is not: .* by zstd, .* or unpack')])
 def test_what_is_no_utf_8_is_named(tmp_path, data, message):
   with pytest.raises(ValueError, match=f'a.jsonl, {message}'):
     read(tmp_path, data)

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import decimal
 import gzip
+import hashlib
 import json
 
 import hypothesis
@@ -208,6 +209,27 @@ def test_a_byte_order_mark_and_gzip_are_read(tmp_path, name, pack):
   (tmp_path / name).write_bytes(pack(GOOD + '\n'))
   assert questions_lib.read(tmp_path / name) == [
       Question('a', 'Who?', ('x', 'y'), 1, 'q')]
+
+
+@pytest.mark.parametrize('fields', [
+    {'_id': '5a7', 'context': []}, {'question_id': '5a7'}, {'qid': '5a7'}, {}])
+@pytest.mark.parametrize('suffix', ['jsonl', 'parquet'])
+def test_questions_without_answers_have_the_ids_of_their_benchmark(
+    tmp_path, fields, suffix):
+  path = tmp_path / f'test.{suffix}'
+  row = {'question': 'Where?', **fields}
+  if suffix == 'parquet':
+    parquet = pytest.importorskip('pyarrow.parquet')
+    pyarrow = pytest.importorskip('pyarrow')
+    parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+  else:
+    path.write_text(json.dumps(row) + '\n')
+  question, = questions_lib.read(path, needs_golds=False)
+  digest = hashlib.sha256(b'Where?').hexdigest()[:16]
+  assert question.uid == ('5a7' if fields else digest)
+  assert question.answers == ()
+  with pytest.raises(ValueError, match='golden_answers'):
+    questions_lib.read(path)
 
 
 def test_a_question_that_is_not_admitted_is_named_by_its_place(tmp_path):

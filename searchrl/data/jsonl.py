@@ -45,10 +45,9 @@ def _decoded(line: bytes, place: str) -> str:
   try:
     return line.decode('utf-8')
   except UnicodeDecodeError as error:
-    cause = 'gzipped, so give it a name in .gz' if line.startswith(
-        b'\x1f\x8b') else 'of another encoding, so convert it'
-    raise ValueError(f'a line must be JSON in UTF-8, but {place} is not: '
-                     f'{error}. It may be {cause}.') from error
+    raise ValueError(
+        f'a line must be JSON in UTF-8, but {place} is not: {error}. It may be '
+        'of another encoding, so convert it.') from error
 
 
 def loads(text: str, must_be: str, place: str) -> Any:

@@ -178,9 +178,9 @@ def records(file: pathlib.Path, *, needs_golds: bool
     form = forms.detect_format(row)
     if form:
       yield place, _converted(form, row, place)
-    elif is_parquet or not (
-        {'question', 'golden_answers'} <= {*row}) and (
-            {'prompt', 'reward_model', *_GOLDS} & {*row}):
+    elif is_parquet or not {'question', 'golden_answers'} <= {*row} and (
+        {'prompt', 'reward_model', *_GOLDS} & {*row}
+        or 'question' in row and 'id' not in row):
       yield place, _renamed(row, place)
     else:
       yield place, row
@@ -226,10 +226,11 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
       *(name for group in _COLUMNS.values() for name in group), *_GOLDS, *_IDS,
       *_UNANSWERABLE, 'answer_aliases', 'data_source', 'supporting_facts',
       *_metadata_columns(table.schema_arrow))
+  others = {'golden_answers': _GOLDS, 'id': (*_GOLDS, *_IDS)}
   lacks = [] if form else [
       ' or '.join(group) for key, group in _COLUMNS.items()
-      if not {*group} & {*names} and (needs_golds or key != 'golden_answers')
-      and (key == 'question' or not {*_GOLDS} & {*names})]
+      if not {*group, *others.get(key, ())} & {*names}
+      and (needs_golds or key == 'question')]
   if lacks:
     raise ValueError(
         f'{file} must have the columns of Search-R1 or FlashRAG, but lacks '
@@ -307,8 +308,7 @@ def _renamed(row: Record, place: str) -> Record:
       record['question'] = text.partition('Question:')[2] or text
     if 'golden_answers' not in record and row.get('reward_model'):
       record['golden_answers'] = row['reward_model']['ground_truth']
-    is_published = 'golden_answers' not in record and not (
-        {*_GOLDS}.isdisjoint(row))
+    is_published = 'golden_answers' not in record
     if is_published and any(row.get(name) is not None for name in _GOLDS):
       record['golden_answers'] = _published_golds(row)
     names = [name for name in _IDS if row.get(name) is not None]

@@ -24,7 +24,8 @@ from searchrl.trajectory import (
     StopReason, Trajectory, Turn)
 
 _IRCOT_ROUNDS = 3
-_CONCLUSION = re.compile(r'answer is:?\s*(.+?)[.\s]*\Z', re.DOTALL)
+_CONCLUSION = re.compile(r'\bso the answer is:?\s*(.+?)[.\s]*\Z',
+                         re.DOTALL | re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +163,8 @@ def ircot(model: PromptedModel, questions: Sequence[Question]
 
   The first query is the question, and each later query is the previous
   sentence. The prompt has the passages of all rounds above the question, the
-  best passage first. The method ends at a sentence that gives the answer.
+  best passage first. The method ends at a sentence with 'So the answer is', as
+  the prompt asks for. A sentence ends at its first full stop.
   """
   attempts = [_Attempt(q, query=q.text) for q in questions]
   for _ in range(_IRCOT_ROUNDS):

@@ -384,14 +384,14 @@ def interval_of_mean(sets: Sequence[tuple[float, float, float]]
   """Returns the 95 % interval of a mean over independent sets.
 
   Args:
-    sets: Score of each set, and the bounds of its 95 % interval.
+    sets: Score of each set, from 0 to 1, and the bounds of its 95 % interval.
 
   Source: Zou and Donner 2008, who call it MOVER.
   """
   mean = sum(score for score, *_ in sets) / len(sets)
   below = math.hypot(*(score - low for score, low, _ in sets)) / len(sets)
   above = math.hypot(*(high - score for score, _, high in sets)) / len(sets)
-  return mean - below, mean + above
+  return max(mean - below, 0.0), min(mean + above, 1.0)
 
 
 def columns(rows: Sequence[Mapping]) -> list[str]:

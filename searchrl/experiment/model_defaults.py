@@ -363,14 +363,13 @@ def sample(file: str, count: int) -> Iterator[Passage]:
     ValueError: A line is not a passage.
   """
   path = corpora.locate(file)
-  if path.suffix == '.gz':
-    with gzip_files.opened(path) as lines:
+  size = path.stat().st_size
+  with gzip_files.opened(path) as lines:
+    if path.suffix == '.gz':
       for _, (_, _, passage) in zip(range(count), corpora.parse_lines(
           lines, path)):
         yield passage
-    return
-  size = path.stat().st_size
-  with path.open('rb') as lines:
+      return
     for place in range(count):
       lines.seek(size * place // count)
       if place:
