@@ -22,8 +22,9 @@ it count as neighbours. The results have no gradient, and are 0 outside the
 mask.
 
 Shapes that do not match raise a ValueError. Outside jit, an id out of range
-raises one, and so does a NaN among the rewards that count. Under jit, such a
-NaN leaves its group without valid advantages; `rollouts.scoring` prevents it.
+raises a ValueError, and so does a reward that counts but is NaN or infinite.
+Under jit, the group of such a reward gets no valid advantages;
+`rollouts.scoring` prevents this.
 """
 
 import types
@@ -112,10 +113,10 @@ def hop_group_relative(
 
     A_i = (r_i - mean_h r) / sqrt(var_h r + delta)
 
-  Here h are the rows with the same `group_ids`, the hop count, for which
-  `in_baseline` is True; the others get 0. The variance is the population's
-  (ddof=0). A group of one gives 0. `delta` keeps a constant group finite; the
-  paper gives no value, and this default is ours.
+  Here h are the rows with row i's hop count, which `group_ids` has, whose
+  `in_baseline` is True. The other rows get 0. The variance is the population's
+  (ddof=0). A group of one such row gives 0. `delta` keeps the result finite if
+  all rewards are equal. The paper gives no value, and this default is ours.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 3.
   """
@@ -143,9 +144,9 @@ def token_rewards(
 
     r_t = r [t is the row's last policy token] - penalty_t
 
-  The row's reward goes to its last policy token. The last token of any kind may
-  belong to an observation, if a budget ended the row, and the reward would be
-  lost there.
+  The row's reward goes to its last policy token. The row's very last token may
+  belong to an observation, where the reward would be lost. A row without policy
+  tokens has only zeros.
 
   Args:
     rewards: Reward r of each row, [B].
@@ -254,7 +255,7 @@ def reinforce_plus_plus_baseline(
     *,
     num_groups: int | None = None,
 ) -> Float[Array, 'B T']:
-  """Returns rewards minus their group's mean, standardized over tokens, [B, T].
+  """Returns rewards minus the group's mean, standardized over tokens, [B, T].
 
     A_it = whiten(r_i - mean_g r)
 

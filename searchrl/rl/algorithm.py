@@ -48,12 +48,12 @@ def keep_mixed(
     outcome_rewards: Float[np.ndarray, 'N'],
     question_ids: Int[np.ndarray, 'N'],
 ) -> Bool[np.ndarray, 'N']:
-  """Returns True for the rows of each question whose rewards differ, [N].
+  """Returns True for each row of a question whose rows' rewards differ, [N].
 
     max r - min r > 1e-6 over the rows of the question
 
-  A row is one sampled answer. If all rows of a question have the same reward,
-  their advantages relative to each other are 0, and they are dropped.
+  A row is one sampled answer. The result is False for all rows of a question
+  if their rewards are equal: their advantages in the group would be 0.
 
   Args:
     outcome_rewards: Outcome rewards r, [N]. A reward that could not be computed
@@ -106,13 +106,14 @@ class Algorithm:
   # 'old_logprobs' if `advantages` reads them.
   needs: frozenset[str] = frozenset()
   level: Literal['token', 'sequence'] = 'token'  # unit that has one ratio
-  min_group_size: int = 1  # minimum samples per question to learn
+  min_group_size: int = 1  # fewest samples per question to learn from
   one_update: bool = False  # True without a ratio: one optimiser step per batch
   # True if a row whose advantages are all 0, or that is not in the loss, has no
   # gradient. The learner then leaves such rows out of the networks' passes.
   skips_zero: bool = False
   # True if advantages and loss read log-probs and entropies of sampled tokens
-  # only. The learner then computes no logits for the others, and both are 0.
+  # only. The learner then computes no logits for other tokens, and gives them
+  # log-prob 0 and entropy 0.
   skips_unsampled: bool = False
   # True if `advantages` reads the turns of a batch: its fields `turn_ids`,
   # `turn_rewards` and `state_ids`, which are None otherwise.
@@ -177,10 +178,10 @@ def denominator_logprobs(batch: Batch) -> Float[Array, 'B T']:
 
 
 def scored(batch: Batch, field: str) -> Float[Array, 'B T']:
-  """Returns the field of this name of a batch, [B, T], if it has been computed.
+  """Returns the array in a field of a batch, [B, T].
 
-  Such fields are log-probs, values and rewards of turns, which are None at
-  first.
+  The field is one that is None until it is computed: `old_logprobs`,
+  `ref_logprobs`, `values` or `turn_rewards`.
 
   Raises:
     ValueError: The field is None.

@@ -9,8 +9,8 @@
 
 The defaults are those of the papers. A config names a recipe as
 `module:function`, and a recipe of your own needs no registration. All options
-are keyword arguments. A recipe checks them when it is called and raises a
-ValueError. Recipes share these options:
+are keyword arguments. A recipe raises a ValueError when it is called if an
+option is out of its range. Recipes share these options:
 
   clip_low, clip_high: Distances that a ratio may fall below 1 and rise above 1.
   dual_clip: Bound of the loss where A < 0; see `losses.clipped_surrogate`.
@@ -18,14 +18,14 @@ ValueError. Recipes share these options:
     multiplied by gamma^k.
   normalize_std: Flag that divides advantages by the group's standard deviation.
   kl_coef, kl_estimator, entropy_coef, aggregation, length: Fields of
-    `Regularizer`. A recipe takes the fields that its `@regularized` names, with
-    the defaults given there. The KL needs `ref_logprobs`. It is in the loss,
+    `Regularizer`. `inspect.signature` of a recipe lists the fields that it
+    takes, with their defaults. The KL needs `ref_logprobs`. It is in the loss,
     unless the recipe puts it in the reward. The aggregation applies to all
     terms except the value loss.
 
-Every recipe trains on the policy's own tokens. For comparison,
-`with_observations(algorithm)`, in a config `mask_observations=False`, also
-trains on the observations.
+Every recipe trains on the policy's own tokens only. For comparison,
+`with_observations(algorithm)` also trains on the observations. A config has
+this with `algorithm.mask_observations=False`.
 """
 
 from __future__ import annotations
@@ -143,10 +143,11 @@ def dr_grpo(
     kl_coef: float = 0.0,
     entropy_coef: float = 0.0,
 ) -> Algorithm:
-  """Makes Dr. GRPO: GRPO without dividing by the spread or a row's length.
+  """Makes Dr. GRPO: GRPO without division by deviations and row lengths.
 
-  Instead, the sum of every row is divided by the constant `length`, the maximum
-  number of tokens that the policy may write in a row.
+  Advantages are not divided by the group's standard deviation. The sum of a
+  row's token losses is divided by the constant `length`, the maximum number of
+  tokens that the policy may write in a row.
 
   Source: Liu et al. 2025, Understanding R1-Zero-Like Training,
     arXiv:2503.20783, section 3.2.
@@ -259,10 +260,11 @@ def gmpo(
 @regularized(kl_coef=0.0, kl_estimator='k1', entropy_coef=0.0,
              aggregation='sequence_sum', length=None)
 def rloo(regularizer: Regularizer) -> Algorithm:
-  """Makes RLOO: log pi of the whole row times a leave-one-out advantage.
+  """Makes RLOO: REINFORCE on whole rows with leave-one-out advantages.
 
-  The advantage is the row's reward minus the mean reward of the group's other
-  rows. There is no ratio. The KL is in the reward, summed over the row, unless
+  The loss is minus the log-prob of the whole row times its advantage, which is 
+  the row's reward minus the mean reward of the group's other rows. There is no
+  ratio. The KL is in the reward, summed over the row, unless
   `rollout.mask_truncated` leaves the row out of the loss. The paper tunes the
   KL's coefficient for each task; the default 0 is ours.
 
@@ -287,9 +289,9 @@ def rloo(regularizer: Regularizer) -> Algorithm:
 @regularized(kl_coef=1e-3, kl_estimator='k3', entropy_coef=0.0,
              aggregation='token_mean', length=None)
 def reinforce(regularizer: Regularizer) -> Algorithm:
-  """Makes REINFORCE: log pi times the plain reward.
+  """Makes REINFORCE: each token's loss is minus its log-prob times the reward.
 
-  There is no baseline, no ratio and no clip.
+  There is no baseline, no ratio and no clip. The KL is in the loss.
 
   Source: Williams 1992; as in ZeroSearch (arXiv:2505.04588), with the sign of
   its KL corrected.
@@ -342,14 +344,14 @@ def reinforce_plus_plus(
 @regularized(kl_coef=0.0, kl_estimator='k3', entropy_coef=0.0,
              aggregation='sequence_sum', length=None)
 def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
-  """Makes HRPO: log pi times the advantage relative to rows of equal hop count.
+  """Makes HRPO, hop-grouped relative policy optimisation.
 
-  A hop count is the number of facts that an answer needs. HRPO is hop-grouped
-  relative policy optimisation. Because questions of equal hop count share a
-  baseline, there is one even if each question has a single sample. `delta` is
-  added to the variance of the rewards of equal hop count; the source gives no
-  value, and the default is ours. (The HRPO of arXiv:2505.18454 is a different
-  method, which changes the model.)
+  The hop count of a question is the number of facts that its answer needs. The
+  loss is minus the log-prob of the whole row times its advantage, which is
+  relative to all rows of equal hop count. These share a baseline, so a question
+  may have a single sample. `delta` is added to the variance of their rewards;
+  the source gives no value, and the default is ours. (The HRPO of
+  arXiv:2505.18454 is a different method, which changes the model.)
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.
   """
@@ -389,7 +391,7 @@ def _sequence_level(
   """Makes an algorithm with one ratio and one loss per row.
 
   Raises:
-    ValueError: The aggregation averages over tokens instead of rows.
+    ValueError: The aggregation is not 'sequence_mean'.
   """
   if regularizer.aggregation != 'sequence_mean':
     raise ValueError(
@@ -402,9 +404,9 @@ def _sequence_level(
 
 
 def _check_whole_rows(recipe, aggregation):
-  """Raises a ValueError unless token losses are summed.
+  """Raises a ValueError unless the aggregation sums the losses of a row.
 
-  The log-prob of a row is a sum.
+  The log-prob of a whole row is the sum of its tokens' log-probs.
   """
   if aggregation not in ('sequence_sum', 'sequence_sum_norm'):
     raise ValueError(

@@ -112,11 +112,12 @@ def describe(batch: Batch, estimate: Any, trained: Bool[np.ndarray, 'B']
             ) -> dict[str, float]:
   """Returns statistics of a batch and of its advantages.
 
-  They are the mean, largest and smallest advantage of a token in the loss, the
-  number of rows without such a token, and the share of the other rows that is
-  trained on. With a critic, there are also the same statistics of
-  returns and values, and the share of the returns' variance that the values
-  explain. With a reference policy, there is also the KL to it.
+  They are the mean, largest and smallest advantage of the tokens in the loss,
+  the number of rows without such tokens, and the share of the other rows that
+  is trained on. With a critic, there are also the same statistics of returns
+  and values, and the share of the returns' variance that the values explain.
+  With a reference policy, there is also the KL to it. If no token is in the
+  loss, the result is {'train/empty_rows': B}.
 
   Args:
     batch: Scored batch of numpy arrays.
@@ -150,15 +151,15 @@ def describe(batch: Batch, estimate: Any, trained: Bool[np.ndarray, 'B']
 
 def mismatch(batch: Batch, trained: Bool[np.ndarray, 'B']
             ) -> dict[str, float]:
-  """Returns how log-probs of sampler and learner differ on on-policy tokens.
+  """Returns metrics of the difference between sampler and learner.
 
-  The values describe the absolute differences of log-probs (nats) and of
-  probabilities; KL(sampler || learner) by the estimators k1 and k3; the
-  importance weights pi_old / pi_behavior of the tokens; and the effective
-  sample size of these weights as a share of the tokens. If sampler and learner
-  run the same model, these are near 0, 0, 0, 1 and 1. The dict is empty if
-  there are no on-policy tokens. Only rows for which `trained`, [B], is True are
-  read. These rows need `old_logprobs`.
+  They compare the log-probs that the two computed for the same tokens. If both
+  run the same model, these are near 0: the absolute differences of log-probs
+  (in nats) and of probabilities, and KL(sampler || learner) by the estimators
+  k1 and k3. These are near 1: the tokens' importance weights
+  pi_old / pi_behavior, and the effective sample size of the weights as a share
+  of the tokens. Only on-policy rows for which `trained`, [B], is True are read,
+  and they need `old_logprobs`. Without such tokens the dict is empty.
   """
   where = batch.loss_mask & (batch.on_policy & trained)[:, None]
   if not where.any():
@@ -184,7 +185,7 @@ def mismatch(batch: Batch, trained: Bool[np.ndarray, 'B']
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:
-  """Returns the mean, the largest and the smallest value."""
+  """Returns the mean, max and min of values, as `name`/mean and so on."""
   return {f'{name}/mean': float(values.mean()),
           f'{name}/max': float(values.max()),
           f'{name}/min': float(values.min())}

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy, value and KL losses per token or row, and their aggregation.
 
-One surrogate serves two ratios: PPO and GRPO clip a ratio for each token, GSPO
-and DSPO one for each sequence. All functions share these conventions:
+The same surrogate serves PPO and GRPO, which clip a ratio for each token, and
+GSPO and DSPO, which clip a ratio for each sequence. All functions share these
+conventions:
 
   logprobs      Log-probs log pi of each token, in nats; differentiated.
   old_logprobs  Log-probs log pi_old before the update, in nats; constant.
@@ -13,10 +14,10 @@ and DSPO one for each sequence. All functions share these conventions:
                 retrieved passages, may be anything, including NaN.
   count_mask    Mask of the tokens that denominators count, a subset of
                 `loss_mask`. Each row with tokens in `loss_mask` must have at
-                least one of them here. The default is `loss_mask`.
+                least one token in it. The default is `loss_mask`.
 
-A loss has the unit of A and is 0 outside the mask. Shapes that do not match and
-options out of range raise a ValueError.
+A policy loss has the unit of A. All results are 0 outside the mask. Shapes that
+do not match and options out of range raise a ValueError.
 """
 
 import math
@@ -51,12 +52,14 @@ def clipped_surrogate(
 
   Args:
     ratio: Ratio rho of each token or of each sequence; differentiated.
-    advantages: Advantages A, in the shape of `ratio`.
-    clip_low: Distance below 1 at which the gradient that lowers rho ends.
-    clip_high: Distance above 1 at which the gradient that raises rho ends.
-    dual_clip: Factor that bounds the loss where A < 0: L <= -dual_clip A, so
-      that a larger ratio has no gradient. It must be above 1 and is usually 3.
-      The default None is PPO as published.
+    advantages: Advantages A, in the shape of `ratio`; constant.
+    clip_low: Distance below 1. A ratio below 1 - clip_low has no gradient if
+      A < 0.
+    clip_high: Distance above 1. A ratio above 1 + clip_high has no gradient if
+      A > 0.
+    dual_clip: Bound of the loss where A < 0: L <= -dual_clip A. A ratio above
+      `dual_clip` then has no gradient. It must be above 1, and 3 is usual.
+      None: no bound, as in PPO's paper.
 
   Source: Schulman et al. 2017, Proximal Policy Optimization,
     arXiv:1707.06347, eq. 7. Two ranges: DAPO, arXiv:2503.14476, eq. 10. Dual
@@ -118,12 +121,13 @@ def sequence_ratio_loss(
 
   Retrieved passages are outside the mask m and change neither s_i nor the
   length in its exponent. A row without sampled tokens has L_i = 0 and no
-  gradient; leave it out of the mean with `loss_mask.any(-1)`. The paper's clip
-  ranges are hundreds of times smaller than PPO's 0.2, because s is a geometric
-  mean over tokens.
+  gradient; leave it out of the mean with `loss_mask.any(-1)`. With a
+  `count_mask`, the divisor in the exponent is the number of its tokens. The
+  paper's clip ranges are hundreds of times smaller than PPO's 0.2, because s is
+  a geometric mean over tokens.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
-    arXiv:2507.18071, eq. 5. DSPO (arXiv:2510.09255) also filters outcomes.
+    arXiv:2507.18071, eq. 5. DSPO (arXiv:2510.09255) has the same loss.
   """
   ratio = sequence_ratio(
       logprobs, old_logprobs, loss_mask, count_mask=count_mask)
@@ -147,9 +151,9 @@ def geometric_mean_loss(
     A > 0: d_it' = min(d_it, clip_high)      A < 0: d_it' = max(d_it, -clip_low)
     L_i = -A_i exp( sum_t m_it d_it' / sum_t m_it ),  d = log pi - log pi_old
 
-  Both clips are in nats: they bound a ratio to [exp(-clip_low),
-  exp(clip_high)], each on the side that A would push it to.
-  A row without sampled tokens has L_i = 0.
+  The clips are in nats. A token's ratio counts as at most exp(clip_high) if
+  A > 0, and as at least exp(-clip_low) if A < 0. A row without sampled tokens
+  has L_i = 0.
 
   Source: Zhao et al. 2025, Geometric-Mean Policy Optimization,
     arXiv:2507.20673, eq. 4.
@@ -189,12 +193,12 @@ def value_loss(
     *,
     value_clip: float | None = 0.5,
 ) -> Float[Array, 'B T']:
-  """Returns the larger squared error of the plain and clipped values, [B, T].
+  """Returns PPO's clipped value loss of each token, [B, T].
 
     V' = clip(V, V_old - value_clip, V_old + value_clip)
     L = max((V - R)^2, (V' - R)^2) / 2
 
-  The unit is the rewards' squared.
+  Its unit is the square of the rewards' unit.
 
   Args:
     values: Value V of each token, [B, T]; differentiated.
@@ -228,7 +232,9 @@ def value_loss(
 def entropy(
     logits: Float[Array, 'B T V'], loss_mask: Bool[Array, 'B T']
 ) -> Float[Array, 'B T']:
-  """Returns the entropy -sum_v p_v log p_v of each token's distribution, nats.
+  """Returns the entropy of each token's distribution, in nats, [B, T].
+
+    -sum_v p_v log p_v,  p = softmax(logits)
 
   The logits must be divided by the sampling temperature already. They may be
   -inf for tokens that cannot be drawn.
@@ -253,11 +259,13 @@ def kl(
 
     k1 = -x      abs = |x|      k2 = x^2 / 2      k3 = exp(x) - 1 - x
 
-  k1 and k3 are unbiased in value, and k2 in gradient. k3 is never negative. It
-  uses expm1, which is accurate for small x. Above x = 20 it continues as its
-  tangent at 20, because exp overflows float32 at 89 nats and one such token
-  would make the whole update NaN. Nothing else is clamped. Where policy and
-  reference are equal, abs has gradient 0.
+  The estimate is 0 outside `loss_mask`, and `ref_logprobs` is constant. Over
+  tokens that pi sampled, the mean of k1 or of k3 estimates the KL without bias,
+  and the gradient of the mean of k2 estimates the gradient of the KL without
+  bias. k3 is never negative. It uses expm1, which is accurate for small x.
+  Above x = 20 it continues as its tangent at 20, because exp overflows float32
+  at 89 nats and one such token would make the whole update NaN. Nothing else is
+  clamped. Where x = 0, abs has gradient 0.
 
   Source: Schulman 2020, Approximating KL Divergence,
     http://joschu.net/blog/kl-approx.html.
@@ -329,8 +337,8 @@ def aggregate(
     how: Name of the aggregation, one of `AGGREGATIONS`.
     length: Constant of `sequence_sum_norm`, in tokens. The default is T; it
       must be given if micro-batches differ in T.
-    count_mask: Mask of the tokens that are counted in the denominators of
-      `token_mean` and of the rows' means, [B, T]. The default is `loss_mask`.
+    count_mask: True for the tokens that the denominators of `token_mean` and
+      of each row's mean count, [B, T]. The default is `loss_mask`.
 
   Source: token_mean: DAPO, arXiv:2503.14476, eq. 12; sequence_mean: GRPO,
     arXiv:2402.03300, eq. 3; sequence_sum_norm: Dr. GRPO, arXiv:2503.20783.

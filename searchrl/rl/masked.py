@@ -22,7 +22,7 @@ _MASKS = frozenset(('where', 'count_mask', 'loss_mask', 'mask', 'in_baseline'))
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
-  """A sum and its divisor; micro-batches and hosts add up both."""
+  """A mean, kept as a sum and a divisor, which micro-batches and hosts add."""
 
   total: Float[Array, '']  # sum of the entries, in their unit
   count: Float[Array, '']  # divisor: number of entries that are counted
@@ -33,7 +33,8 @@ class Mean:
     """Returns the mean of numbers or booleans inside the mask.
 
     Returns:
-      A Mean in float32, or in float64 if `x` has that type. The mean of
+      A Mean in float32, or in float64 if `x` has that type. Its divisor is the
+      number of True entries in `count_mask`, by default `where`. The mean of
       booleans is the fraction that is True.
     """
     count_mask = where if count_mask is None else count_mask

@@ -69,9 +69,7 @@ class Regularizer:
   def aggregate(
       self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T'],
       count_mask: Bool[Array, 'B T'] | None = None) -> Mean:
-    """Returns the mean of values per token, as a sum and a divisor.
-
-    The kind of mean is that of `aggregation`.
+    """Reduces one value per token to a Mean, in the way of `aggregation`.
 
     Args:
       per_token: Values, [B, T].
@@ -84,9 +82,9 @@ class Regularizer:
 
   @property
   def is_empty(self) -> bool:
-    """True if it adds no term to the loss, which is then the policy's alone.
+    """True if it adds no term to the policy loss.
 
-    A row then has no gradient if its advantages are 0.
+    A row whose advantages are 0 then has no gradient.
     """
     return not self.kl_coef and not self.entropy_coef
 
@@ -95,9 +93,10 @@ class Regularizer:
     return dataclasses.replace(self, kl_coef=0.0)
 
   def needs(self, kl_in_reward: bool) -> frozenset[str]:
-    """Returns the batch fields that the KL needs, none if kl_coef is 0.
+    """Returns the names of the batch fields that the KL reads.
 
-    A KL in the reward also needs the log-probs before the update.
+    They are `ref_logprobs`, and `old_logprobs` if the KL is in the reward. If
+    kl_coef is 0, there are none.
     """
     if not self.kl_coef:
       return frozenset()
@@ -299,7 +298,7 @@ def policy_gradient(
 
   Args:
     advantages_of: Function from a batch to its advantages, [B] or [B T].
-    policy_loss: Loss of the sampled tokens. It has no gradient where the
+    policy_loss: Loss of the sampled tokens. It must have no gradient where the
       advantages are 0.
     regularizer: KL and entropy that `objective` adds to the loss.
     kl_in_reward: True if `advantages_of` takes the KL from the reward, so that
@@ -320,10 +319,10 @@ def with_observations(algorithm: Algorithm) -> Algorithm:
   policy had written these tokens. The denominators still count the policy's
   tokens only, so that these keep their weights. An observation has the
   advantage of the last policy token before it, which is the end of the turn
-  that requested it. Only the policy's tokens are used for the advantages, the
-  critic, a KL in the reward and the filter. The same holds for all metrics
-  except those of the terms and of a row's ratio. If `corrected` is needed,
-  apply it to the result of this function, and not before.
+  that requested it. Everything else reads the policy's tokens only: the
+  advantages, the critic, a KL in the reward, the filter and the metrics, except
+  the metrics of the terms and of a row's ratio. If `corrected` is needed, apply
+  it to the result of this function, and not before.
 
   Raises:
     ValueError: The loss does not take `observed`.
@@ -369,12 +368,13 @@ def corrected(
     method: 'truncate' for `losses.truncated_weights` (TIS), or
       'mask' for `losses.masked_weights` (IcePop).
     level: Unit that has one weight: 'token' or 'sequence'.
-    low: Smallest weight that 'mask' keeps.
-    high: Largest weight.
+    low: Smallest weight that 'mask' keeps. 'truncate' does not use it.
+    high: Largest weight. 'truncate' lowers larger weights to it, and 'mask'
+      sets them to 0.
 
   Raises:
-    ValueError: A name is unknown, the interval is empty, or weights are per
-      token for a ratio per sequence.
+    ValueError: A name is unknown, 0 <= low < high is not true, or `level` is
+      'token' for an algorithm with one ratio per sequence.
   """
   option_checks.choice('method', method, ('truncate', 'mask'))
   option_checks.choice('level', level, ('token', 'sequence'))
@@ -420,7 +420,10 @@ def _changed(algorithm: Algorithm, change: Callable) -> Callable:
 
 
 def _held(advs, batch):
-  """Gives each observation the advantage of the last policy token before it."""
+  """Gives each observation the advantage of the last policy token before it.
+
+  Advantages per row, [B], are returned unchanged.
+  """
   if advs.ndim == 1:
     return advs
   columns = jnp.arange(advs.shape[1])[None]

@@ -11,9 +11,9 @@ between the two. All functions share these conventions:
   loss_mask     True where the policy sampled the token. Other entries may be
                 anything, and have ratio 1.
 
-Shapes that differ and options out of range raise a ValueError. Log ratios are
-clipped to 20 nats only to keep ratios finite. In float16, ratios above 65,504,
-or 11 nats, are infinite all the same: use bfloat16 or float32.
+Shapes that differ and options out of range raise a ValueError. To keep ratios
+finite, their logs are clipped to [-20, 20] nats. In float16, ratios above
+65,504, or 11 nats, are infinite all the same: use bfloat16 or float32.
 """
 
 import jax
@@ -103,7 +103,7 @@ def truncated_weights(
     loss_mask: True where the policy sampled the token, [B, T].
     high: Largest weight.
     level: Unit of a weight: 'token', with w_t = exp(o_t - b_t), or 'sequence',
-      where every token of a row has w = exp(sum_t o_t - b_t).
+      where every token of a row has w = exp(sum_t (o_t - b_t)).
 
   Returns:
     One weight per token, [B, T], constant. It is 1 outside the mask.
@@ -125,7 +125,7 @@ def masked_weights(
     high: float = 5.0,
     level: str = 'token',
 ) -> Float[Array, 'B T']:
-  """Returns IcePop weights: w = pi_old / pi_behavior in [low, high], else 0.
+  """Returns IcePop weights: pi_old / pi_behavior if in [low, high], else 0.
 
   A token or row whose weight is outside the interval is not trained on, but
   still counts in every denominator.

@@ -52,7 +52,7 @@ def mt_grpo(
     turn_coef: float = 1.0,
     normalize_std: bool = True,
 ) -> Float[Array, 'B T']:
-  """Returns outcome advantages plus those of the turns' own rewards, [B, T].
+  """Returns the row's outcome advantage plus the turn's advantage, [B, T].
 
     A_ik = A^O_i + turn_coef A^T_ik
     A^O_i = (R_i - mean_g R) / (std_g R + 1e-6)
@@ -61,6 +61,7 @@ def mt_grpo(
   The group gk has the k-th turns of the rows of group g, without the turns
   that have no reward. A turn without a reward has A^T = 0. A^T is also 0 if
   the group gk has one turn only, or rewards that differ by at most 1e-6.
+  Without `normalize_std`, nothing is divided by a standard deviation.
 
   Source: Zeng et al. 2025, arXiv:2505.11821, MT-GRPO. Its published code
     multiplies A^T by the coefficient. The paper has two turns, of which the
@@ -93,7 +94,7 @@ def gigpo(
     discount: float = 0.95,
     normalize_std: bool = True,
 ) -> Float[Array, 'B T']:
-  """Returns episode advantages plus those among turns of equal states, [B, T].
+  """Returns the row's episode advantage plus the turn's advantage, [B, T].
 
     A_ik = A^E_i + step_coef A^S_ik
     A^E_i = (R_i + sum_k r_ik - mean_g) / (std_g + 1e-6)
@@ -114,7 +115,7 @@ def gigpo(
       [0, B * T), [B, T].
     group_ids: Group of each row, [B].
     in_baseline: False for a row that does not count, [B].
-    step_coef: Coefficient omega of the advantages among equal states.
+    step_coef: Coefficient omega of the turns' advantages A^S.
     discount: Discount gamma: a reward k turns later is multiplied by gamma^k.
     normalize_std: Flag that divides by the standard deviations.
 
@@ -153,7 +154,7 @@ def _relative(values, members, group_ids, normalize_std) -> Float[Array, 'B T']:
 def _over_turns(values, turn_ids) -> Float[Array, 'B T']:
   """Copies the value at a turn's last token to all tokens of the turn, [B, T].
 
-  Tokens outside turns get a value of no meaning.
+  Tokens outside turns get an arbitrary value.
   """
   length = turn_ids.shape[1]
   columns = jnp.where(turn_ends(turn_ids), jnp.arange(length)[None], length - 1)

@@ -25,7 +25,7 @@ def mt_grpo(
     dual_clip: float | None = None,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """Makes MT-GRPO: GRPO plus an advantage of each turn's own reward.
+  """Makes MT-GRPO: GRPO plus an advantage from each turn's own reward.
 
   A turn is what the policy writes until the environment answers. The reward of
   a row's k-th turn is compared with the k-th turns of the other rows of its
@@ -60,13 +60,13 @@ def gigpo(
     dual_clip: float | None = None,
     normalize_std: bool = True,
 ) -> Algorithm:
-  """Makes GiGPO: GRPO plus an advantage among turns that began in equal states.
+  """Makes GiGPO: GRPO plus an advantage over turns that began in equal states.
 
   `step_coef` is the weight omega of that advantage. `discount` is gamma: a
   reward that comes k turns later is multiplied by gamma^k. Two turns began in
   equal states if their rows are in one group and the policy had read the same
-  prompt and the same observations before them. What it wrote may differ. Turns
-  may have rewards of their own, which are added to the returns.
+  prompt and the same observations before them. What the policy wrote may
+  differ. Turns may have rewards of their own, which are added to the returns.
 
   Source: Feng et al. 2025, GiGPO, arXiv:2505.10978, eq. 8 and 9.
   """
