@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Builds an Experiment from a config, and checks both."""
+"""Checks the config of a training run, and builds its Experiment."""
 
 from collections.abc import Callable
 import dataclasses
@@ -46,6 +46,7 @@ from searchrl.trajectory import SearchFn
 
 _REWARDS = ('searchrl.agent.rewards:em, :subem, :f1, :em_with_fee, :format_em '
             'and :retrieval')
+# Fields that may change when a run is resumed.
 FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
          'train.num_steps', 'train.max_rollouts', 'train.checkpoint_every',
          'train.keep_checkpoints', 'train.progress', 'train.loggers',
@@ -61,7 +62,7 @@ FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """All objects that a config builds and that do not change during a run."""
+  """The objects that `build` makes of a config, for the RL loop of a run."""
 
   algorithm: algorithms.Algorithm
   sampler: Sampler
@@ -78,14 +79,14 @@ class Experiment:
 
 
 def build(config, folder: pathlib.Path) -> Experiment:
-  """Builds the Experiment of a config, and checks both before any compilation.
+  """Builds the Experiment of a config, and records the config in `folder`.
 
   Args:
     config: Config of a training run.
     folder: Directory of the run.
 
   Raises:
-    ValueError, FileNotFoundError: The config cannot be run.
+    ValueError, FileNotFoundError, RuntimeError: The config cannot be run.
   """
   config_checks.check(config)
   config_checks.check_questions(config)
@@ -171,7 +172,7 @@ def stream(config, data: datasets.Dataset) -> questions_lib.Stream:
 
 
 def _warn_of_outcome(config, recipe: algorithms.Algorithm) -> None:
-  """Warns if groups are filtered by something else than the user's reward."""
+  """Warns if an outcome other than the user's own reward filters the groups."""
   if recipe.keep is not algorithms.keep_all and (
       config.outcome != config.reward
       and not config.reward.startswith('searchrl.')):
@@ -220,10 +221,10 @@ def scorer(config, play: rewards.Play = _nobody) -> scoring.Scorer:
 
 
 def evaluation_judge(config) -> scoring.Scorer | None:
-  """Returns the judge of answers in evaluations, or None if there is none.
+  """Returns the scorer that judges answers in evaluations, or None.
 
-  The judge is a reward function that says whether an answer is right. The
-  function may ask a language model. config.evaluate.judge names it.
+  Its judge is a function that says whether an answer is right, and may ask a
+  language model. If config.evaluate.judge names no function, there is none.
 
   Raises:
     ValueError: There is no such judge, or it needs a solver to play rollouts.
@@ -261,7 +262,7 @@ def _turn_reward(config) -> scoring.TurnReward | None:
 
 
 def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
-  """Makes a Judge from a reward function, according to its first argument."""
+  """Makes a Judge from any of the three legal forms of a reward function."""
   takes = plugins.argument(reward)
   if takes:
     return (rewards.Judge(reward) if takes == 'trajectories' else
@@ -289,7 +290,7 @@ def train_set(config, folder: pathlib.Path, *,
              ) -> datasets.Dataset:
   """Returns the training set; generated files go to folder/data.
 
-  `admit` is called with each question, and raises an error for a bad one.
+  `admit` gets each question and its place, and raises an error for a bad one.
   """
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
@@ -309,7 +310,10 @@ def world(config) -> datasets.WorldOptions:
 def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True,
                     admit: questions_lib.Admit = questions_lib.admit_all
                    ) -> list[datasets.Dataset]:
-  """Returns the evaluation sets; generated files go to folder/data."""
+  """Returns the evaluation sets; generated files go to folder/data.
+
+  Without `golds`, questions of files may lack gold answers.
+  """
   return datasets.evaluation_sets(
       folder / 'data', evaluate=config.data.evaluate,
       corpus=config.search.corpus, own_train=bool(config.data.get('train')),
@@ -319,7 +323,7 @@ def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True,
 
 
 def algorithm(config) -> algorithms.Algorithm:
-  """Returns the config's algorithm, checked against the config's rollouts."""
+  """Returns the algorithm that a config names, if the rollouts suit it."""
   options = dict(config.algorithm)
   name = options.pop('name')
   is_masked = options.pop('mask_observations', True)
@@ -366,13 +370,11 @@ def learner(config, recipe, shape, mesh, attention_options,
 
 def supervised_learner(config, shape, mesh, attention_options, *, rows: int,
                        updates: int) -> learners.Learner:
-  """Returns the learner of a supervised config, for a model of a shape.
+  """Returns the learner of a config like configs/sft.py.
+
+  The first arguments are those of `learner`.
 
   Args:
-    config: Config of configs/sft.py.
-    shape: Shape of the model.
-    mesh: Mesh of the devices.
-    attention_options: Arguments from `attend`.
     rows: Maximum number of documents of an update.
     updates: Number of updates.
   """
@@ -386,9 +388,8 @@ def supervised_learner(config, shape, mesh, attention_options, *, rows: int,
 def tested_attention(config, shape, mesh) -> str:
   """Returns the name of the attention implementation that training uses.
 
-  It is config.model.attention, or one that is chosen for the device if that is
-  'auto'. The first process tests it; if the test fails, 'auto' takes a simpler
-  one.
+  It is config.model.attention, which the first process tests. 'auto' means an
+  implementation for the device, or a simpler one if the test fails.
 
   Raises:
     RuntimeError: The implementation that the config names fails its test.
@@ -430,11 +431,10 @@ def attend(config, name: str, mesh) -> dict[str, Any]:
 def beside_job(config, name: str) -> dict[str, Any]:
   """Calls a function of the job's module with the config; returns its result.
 
-  The result is {} if the module has no function `name`. The module of a job
-  that trains several models has two such functions: `trainings` returns the
-  config of each training by its name, and `examples` the text of a first
-  message by the name of the training. A job whose phases need different memory
-  has `phases`, which returns the config of each.
+  The result is {} if the config names no job, or its module has no such
+  function. A job that trains several models has `trainings`, which returns
+  {name: config of a training}, and `examples`, {name: text of a first message}.
+  A job whose phases need different memory has `phases`, {name: config}.
 
   Args:
     config: Config, whose field `job` may name a function 'module:run'.

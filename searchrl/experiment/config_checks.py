@@ -32,8 +32,9 @@ _ENDLESS = 10**12  # updates, with which any warm-up ends before the run
 def check(config) -> None:
   """Raises a ValueError for the first field that breaks its rule.
 
-  No number in a config may be NaN or infinite, because comparisons with it and
-  divisions by it would give wrong results without an error.
+  It also checks the optimizers, search engines, guards and loggers. No number
+  in a config may be NaN or infinite, because comparisons with it and divisions
+  by it would give wrong results without an error.
   """
   for field, value, rule in config_fields.fields(config):
     for number in value if isinstance(value, list | tuple) else (value,):
@@ -115,7 +116,7 @@ def _check_joint(spec: engines.Spec, rollout: Any) -> None:
 
 
 def check_questions(config) -> None:
-  """Raises an error unless the question files exist with valid weights.
+  """Checks that the question files of a config exist, with valid weights.
 
   Raises:
     ValueError: Names or weights do not match the files.
@@ -325,8 +326,7 @@ def check_samples(evaluate) -> None:
 
 
 def truncation_of(rollout: Any) -> sampling.Truncation:
-  """Returns the truncation of sampling in config.rollout: top_k, top_p, min_p.
-  """
+  """Returns the truncation of sampling: config.rollout's top_k, top_p, min_p."""
   return sampling.Truncation(rollout.top_k, rollout.top_p, rollout.min_p)
 
 

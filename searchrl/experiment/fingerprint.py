@@ -39,7 +39,7 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
     config: Config of the evaluation.
     sampler: Sampler of the model.
     sets: Sets of questions.
-    search: Description of the searched data; see `search.describe`.
+    search: Description of the searched data; see `search.describe_all`.
     run: Run whose checkpoint is evaluated, such as 'runs/dspo' or
       'runs/dspo@20' with a step. '': the model of the config.
   """
@@ -61,17 +61,18 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
 
 
 def sources(facts: Any, step: int) -> Callable[[str, str], str]:
-  """Returns a function that gives a digest of what an answer depends on.
+  """Returns a function that gives the `source` of recorded answers.
 
-  Records with another source are not taken for answers of this evaluation. The
-  question itself and the place of the model do not count.
+  A source is a digest of all that answers depend on, except for the questions
+  and the version of the code. An evaluation does not use recorded answers with
+  another source. A model that was moved keeps its source.
 
   Args:
-    facts: Result of the function `facts`, perhaps with more.
+    facts: Result of the function `facts`, perhaps with further keys.
     step: Seed of sampled answers.
 
   Returns:
-    A function of the name of a set and the name of an engine.
+    A function from the name of a set and the name of an engine to a source.
   """
   rest = {name: value for name, value in facts.items()
           if name not in ('data', 'search', 'engines', 'revision')}
@@ -115,10 +116,10 @@ def model(config: Any, run: str) -> dict[str, Any]:
 
 
 def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
-  """Returns the fraction of each set's questions that a run was trained on.
+  """Returns {name of a set: share of its questions that a run trained on}.
 
   A run without data files was trained on the questions that it generated. The
-  result is {} if the files do not exist any more.
+  result is {} if the files of these questions do not exist any more.
   """
   folder, _ = past_runs.parse_run(run)
   recorded = past_runs.recorded(folder) if run else {}
@@ -143,7 +144,7 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
 
 def warn_of_repeats(train: Sequence[Question],
                     sets: Sequence[datasets.Dataset]) -> None:
-  """Warns of questions that the training has twice, or that a test shares."""
+  """Warns of questions that `train` has twice, or shares with one of `sets`."""
   first: dict[str, Question] = {}
   repeats = [(question, other) for question in train if (
       other := first.setdefault(rewards.normalise(question.text), question)

@@ -5,8 +5,8 @@
 A step raises an alert if one of its metrics breaks a rule of `runtime.alerts`.
 `config.guards` gives each rule a limit and an action. An alert is printed once,
 when it begins. `skip` omits the update of the step, and says so at each such
-step. `rollback` returns to an
-earlier checkpoint and continues with other questions.
+step. `rollback` returns to an earlier checkpoint and continues with other
+questions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,8 @@ class Guards:
       values: Metrics of the step.
 
     Raises:
-      ValueError: The run must end.
+      ValueError: A rule with the action `stop` is broken, or the run was rolled
+        back as often as guards.most_rollbacks allows.
     """
     judged = processes.on_first('alerts', lambda: self._judge(values))
     verdict = Verdict(tuple(alerts.Alert(*fields) for fields in judged['all']),
@@ -113,11 +114,11 @@ class Guards:
     return verdict
 
   def remember_collapse(self, progress: Progress, verdict: Verdict) -> Progress:
-    """Returns the progress, which keeps the last checkpoint before a collapse.
+    """Returns the progress with the step of a checkpoint before a collapse.
 
-    Some rules notice a collapse of the policy only some steps later. At the
-    first alert of such a rule, `before_collapse` becomes the step of the
-    checkpoint that `before` returns.
+    Some rules notice a collapse of the policy only some steps later. If a step
+    breaks such a rule and the step before did not, `before_collapse` becomes
+    the result of `before`. `collapsing` is True after such a step.
     """
     if not verdict.is_late or progress.collapsing:
       return dataclasses.replace(progress, collapsing=verdict.is_late)
@@ -177,7 +178,7 @@ class Guards:
 
 
 def check(options: Any) -> None:
-  """Raises a ValueError if a rule of config.guards cannot have its action."""
+  """Raises a ValueError if config.guards gives a rule an impossible action."""
   for name, action in options.actions.items():
     rule = alerts.RULES[name]
     legal = [allowed for allowed in ACTIONS if not (

@@ -62,7 +62,7 @@ class Health:
 
   def count_silent(self, algorithm: algorithms.Algorithm, progress: Progress,
                    values: Mapping[str, float]) -> Progress:
-    """Returns the progress with the number of latest silent steps in a row.
+    """Returns the progress with a new count of the latest silent steps.
 
     Every `train.warn_after` silent steps, it prints a warning.
     """

@@ -40,7 +40,7 @@ from searchrl.runtime import watchdog
 from searchrl.trajectory import Batch, Trajectory
 
 _NEVER = 1e9  # seconds
-_SAID = {  # what the parts of a step do
+_SAID = {  # name of a timer -> what the step does meanwhile
     'gen': 'sampling', 'old_log_prob': 'scoring',
     'ref': 'scoring by the reference', 'values': 'scoring by the critic',
     'update_actor': 'updating', 'checkpoint': 'saving'}
@@ -222,7 +222,8 @@ def step(experiment: Experiment, config, take: Take, state: Any,
 
   Returns:
     The state and progress after the step, metrics, all sampled trajectories,
-    and the data of the update. If it was omitted, the state is the given one.
+    and the data of the update. If the update was omitted, the state is the
+    given one.
   """
   learner = experiment.learner
   with timer('gen'):
@@ -308,7 +309,7 @@ def with_lr_scale(experiment: Experiment, config, progress: Progress
                  ) -> Experiment:
   """Returns the experiment, with learning rates lowered for past rollbacks.
 
-  Each rollback multiplies them by `guards.rollback_rate`.
+  Each rollback multiplies the rates by `guards.rollback_rate`.
   """
   scale = config.guards.rollback_rate ** progress.rollbacks
   return dataclasses.replace(
@@ -318,7 +319,12 @@ def with_lr_scale(experiment: Experiment, config, progress: Progress
 def _rolled_back(experiment: Experiment, config, folder: pathlib.Path,
                  health: health_lib.Health, progress: Progress,
                  verdict: guards.Verdict) -> tuple[Any, Progress, Experiment]:
-  """Returns the restored state and progress, and the rescaled experiment."""
+  """Rolls a run back to a checkpoint.
+
+  Returns:
+    The restored state and progress, and the experiment with learning rates that
+    are lowered for the rollback.
+  """
   health.roll_back(progress, verdict)
   state, progress = restore(
       experiment, folder, keep=config.train.keep_checkpoints,

@@ -45,7 +45,7 @@ from searchrl.training import update_memory
 _MANY = 10**6  # updates, with which any warm-up ends
 _REMATS = ('', 'dots', 'nothing')  # the fastest first
 _SLOTS = 16, 256  # minimum and maximum slots per copy of the weights
-_DOCUMENTS = 32  # minimum documents per row and device for two rows
+_DOCUMENTS = 32  # per row of an update, fewest for two rows per device
 # Bytes of a process besides its arrays, and for each layer; benchmarks/speed.md
 _PROCESS, _LAYER = 0.852 * GIB, 0.012 * GIB
 
@@ -172,7 +172,10 @@ def _follows(config, name: str) -> bool:
 
 
 def _tensor(config) -> int:
-  """Returns the fewest devices per copy of the weights that fit, or 1."""
+  """Returns the fewest devices per copy of the weights with which all fits.
+
+  If nothing fits, it is 1.
+  """
   trial, _, size = _trial(config)
   given = 0 if _follows(config, 'rollout.max_num_seqs') else (
       config.rollout.max_num_seqs)
@@ -256,7 +259,7 @@ def _rollout_devices(config) -> int:
 def _samplers(config, mesh, kind) -> tuple[int, int]:
   """Returns how many devices of a process sample, and how many processes run.
 
-  `mesh` has the devices that train, which may be others.
+  `mesh` has the devices that train.
   """
   apart = _rollout_devices(config)
   return apart or min(kind.a_process, mesh.size), max(
@@ -271,9 +274,10 @@ def _has_room(plan: Plan) -> bool:
 def _rollouts(config, shape, mesh, kind
              ) -> tuple[Engine, tuple[Engine, ...], dict[str, float],
                         dict[str, float]]:
-  """Returns the config's Engine, all possible Engines, and what devices hold.
+  """Returns the config's Engine, all possible Engines, and two dicts.
 
-  Two dicts have the bytes of each content on a device that samples, and on any.
+  The first dict has the bytes, by content, that only a device that samples
+  holds. The second has those that every device holds.
   """
   if 'rollout' not in config:
     return rollout_memory.NONE, (), {}, {}
@@ -341,8 +345,8 @@ def _devices(config):
   """Returns the kind of the devices, the mesh that trains, and a text of both.
 
   Without plan.devices, the mesh has the devices of this machine. Otherwise it
-  has devices to compile for, or abstract ones. Devices that only sample are not
-  in it.
+  has devices to compile for, or abstract ones. The mesh does not have devices
+  that only sample.
 
   Raises:
     ValueError: The mesh of the config cannot be made of the devices.
@@ -372,7 +376,7 @@ def _devices(config):
 
 
 def _update(config, shape, mesh, kind) -> Update:
-  """Returns the bytes of training; without training, those of the policy."""
+  """Returns the bytes that training needs, or only those of the policy."""
   if 'learner' not in config:
     dtype = config.model.dtype
     return Update({f'policy, {dtype}': sum(

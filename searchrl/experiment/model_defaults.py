@@ -38,7 +38,7 @@ from searchrl.search import corpus as corpora
 from searchrl.trajectory import Passage, Question
 
 _BUDGETS = 'rollout.budgets.'
-# Fields that accelerators' memory sets.
+# Fields that are chosen by the accelerators' memory.
 _MAX_NUM_SEQS, _TENSOR = 'rollout.max_num_seqs', 'rollout.tensor'
 # In the order in which they are chosen: later ones read earlier ones.
 SAMPLING = (
@@ -62,18 +62,18 @@ _UNKNOWN = 128  # tokens of a question or passage that cannot be measured
 _MOST_PASSAGE = 512  # maximum tokens of a passage
 _MOST_ON_CPU, _MOST = 2048, 4096  # maximum tokens of a conversation
 _ROW = 1024  # minimum tokens of a row, in which several conversations fit
-SLOTS = 64  # per copy of the weights, of jobs that only sample on accelerators
-_SMALL = 10**9  # parameters of a model that is tuned at a high rate
+SLOTS = 64  # per copy of the weights, if a job only samples, on accelerators
+_SMALL = 10**9  # models with fewer parameters are tuned at a higher rate
 
 
 def resolved(config, folder: pathlib.Path | None = None, *,
              trains: bool = False, devices: str = '') -> Any:
   """Returns a copy of a config whose unset fields suit its model and data.
 
-  An unset dialogue is chosen for every model, and a frozen solver (`solver`)
-  without one has the same. Numbers are chosen only for models other than the
-  tiny bases. If the run was started before with the same model, the values in
-  its recorded config are used instead.
+  An unset dialogue is chosen for every model. A frozen solver (config.solver)
+  without a dialogue gets the policy's. An unset engine is chosen by
+  `set_engine`. Numbers are chosen only for models other than the tiny bases. If
+  the run was started before with the same model, its recorded values are used.
 
   Args:
     config: Config of a job with a model, a dialogue and rollouts.
@@ -185,11 +185,14 @@ def _say_chosen(config, chosen: dict[str, Any]) -> None:
 
 
 def named_dialogue(config, folder: pathlib.Path) -> str:
-  """Returns the dialogue of a config, or the default dialogue of its model.
+  """Returns the name of a config's dialogue.
+
+  If config.dialogue is empty, it is the dialogue that the run has recorded, or
+  else the default dialogue of the model.
 
   Args:
     config: Config with a model and a dialogue.
-    folder: Directory of the run. If it has a recorded dialogue, this is used.
+    folder: Directory of the run.
   """
   known = config.dialogue or past_runs.recorded(folder).get('dialogue')
   if known:
@@ -200,10 +203,10 @@ def named_dialogue(config, folder: pathlib.Path) -> str:
 
 
 def set_engine(config, folder: pathlib.Path | None) -> None:
-  """Makes BM25 the default engine of a corpus file.
+  """Sets the engine to BM25 if a corpus file is searched by an unset engine.
 
-  A run that was started before keeps its recorded engine. The options of the
-  shipped encoder are removed if the engine is another one.
+  A run that was started before keeps its recorded engine. The
+  options of the shipped encoder are removed if the engine is not 'dense'.
   """
   search = config.get('search', {})
   engine = dict(rules.unset(config)).get('search.engine')
@@ -232,9 +235,10 @@ def _assign(config, values: dict[str, Any], unset: dict[str, rules.Field]
 
 def _chosen(config, path: str, names: list[str], devices: str, trains: bool
            ) -> dict[str, Any]:
-  """Returns values of the fields `names`, and of an unset dialogue.
+  """Returns {name: value} for the fields `names` and for an unset dialogue.
 
-  Fields chosen later are left out.
+  If the job trains, the number of slots on accelerators is left out, because
+  `memory_plan` chooses it later.
   """
   _, shape, tokenizer = model_folders.parts(path)
   chosen: dict[str, Any] = {}
@@ -251,7 +255,7 @@ def _chosen(config, path: str, names: list[str], devices: str, trains: bool
   on_cpu, copies = _machine(config, devices)
   questions = list(_questions(config))
   choices: dict[str, Callable[[], Any]] = {
-      # As Search-R1, four searches and an answer, or one more than hops.
+      # As Search-R1, four searches and an answer; more for many hops.
       'max_turns': lambda: max(
           5, 2 + max((question.hops for question in questions), default=1)),
       'top_k': lambda: 3,  # as Search-R1
@@ -304,7 +308,7 @@ def _machine(config, devices: str) -> tuple[bool, int]:
 
 
 def _questions(config) -> Iterator[Question]:
-  """Yields the questions of the config's files, and the question to ask."""
+  """Yields the questions of the config's files, and then ask.question."""
   data = config.get('data', {})
   for field in ('train', 'evaluate'):
     names = data.get(field, '')
@@ -321,7 +325,10 @@ def _questions(config) -> Iterator[Question]:
 
 def _longest_prompt(questions: list[Question], dialogue: dialogues.Dialogue,
                     tokenizer: Any) -> int:
-  """Returns the number of tokens of the longest question's prompt."""
+  """Returns the number of tokens of the longest prompt of a question.
+
+  Without questions, it is a guess.
+  """
   def tokens(text):
     return len(dialogues.opening(dialogue, text, tokenizer))
 
@@ -338,9 +345,10 @@ def _longest_prompt(questions: list[Question], dialogue: dialogues.Dialogue,
 
 def _passage_tokens(config, dialogue: dialogues.Dialogue, tokenizer: Any
                    ) -> int:
-  """Returns a number of tokens for which 95 % of the passages are short enough.
+  """Returns a number of tokens that 95 % of a corpus's passages do not exceed.
 
-  A passage is counted as the dialogue writes it.
+  A passage is counted as the dialogue writes it. The number is a multiple of 16
+  and at most 512. Without a corpus file, it is 128.
   """
   if not config.search.corpus:
     return _UNKNOWN

@@ -31,7 +31,7 @@ NATIVE = 'searchrl.agent.tools:native'
 CHAT_TOOLS = 'searchrl.agent.chat:with_tools'
 PLAIN_TOOLS = 'searchrl.agent.dialogue:with_tools'
 TINY_DIALOGUE = 'searchrl.agent.dialogue:laptop'  # its training dialogue
-MERGED = 8  # tokens that an empty question may let merge with others
+MERGED = 8  # tokens of a prompt that may merge if its question is empty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,11 +147,16 @@ def default_dialogue(path: str, tokenizer: tokenizers.Tokenizer,
                      tools: Sequence[Tool] = (dialogues.SEARCH,)) -> str:
   """Returns the name of a model's dialogue, for a config that names none.
 
-  A tiny base, a model of ours for tests and laptops, and what is trained from
-  it, have the dialogue of its training. Other models have Search-R1's dialogue,
-  in the chat template if the template can write it. With further tools than the
-  search, they have their chat template's own form of tool calls, or tags if it
-  has none.
+  A tiny base is a small model for tests and laptops. For it, and for a model
+  that was trained from it, the result is the dialogue of its training, whatever
+  the tools are. For other models, it depends on the tools:
+
+  - Only the search: Search-R1's dialogue.
+  - Others: the chat template's own form of tool calls, or, if the template has
+    none, tags that the prompt describes.
+
+  Tags and Search-R1's dialogue are in the chat template if the template can
+  write them, and otherwise plain text.
 
   Args:
     path: Path of the model's directory. '': the tiny base.
@@ -178,8 +183,8 @@ def parts(path: str, matmul_dtype: str = '') -> tuple[
     str, transformer.TransformerConfig, tokenizers.Tokenizer]:
   """Returns the local path, the shape and the tokenizer of a model.
 
-  The shape lists the ids that are neither sampled nor trained on in its field
-  `unused_ids`.
+  The shape's field `unused_ids` has the ids that are neither sampled nor
+  trained on.
 
   Args:
     path: Path of a Hugging Face directory, or a hub id.
@@ -223,7 +228,7 @@ def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',
   """Returns the dialogue that a config names, in the tokens of a tokenizer.
 
   Args:
-    name: Name of the function that makes it, as 'module:function'.
+    name: Name, as 'module:function', of the function that makes the dialogue.
     tokenizer: Tokenizer; see `agent.tokenizer`.
     field: Config field that has the name, for the error.
     ours: Names of existing functions, for the error.

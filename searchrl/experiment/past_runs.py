@@ -11,7 +11,7 @@ from searchrl.runtime import processes
 from searchrl.runtime import run_store
 from searchrl.runtime import workdir as workdirs
 
-INIT = 'init'  # in a run's directory: initial model, with init_from
+INIT = 'init'  # folder of a run's initial model, if it has train.init_from
 
 
 def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
@@ -54,7 +54,8 @@ def _named_step(run: pathlib.Path, name: str) -> int | None:
 def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
   """Returns the step if its checkpoint is kept; for None, the newest step.
 
-  A newest step that cannot be read is passed over with a warning.
+  If the newest checkpoint cannot be read, there is a warning, and None means
+  the newest step that can be read.
 
   Raises:
     FileNotFoundError: The directory has no run with checkpoints.
@@ -74,7 +75,7 @@ def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
 
 
 def _newest(run: pathlib.Path, steps: Sequence[int]) -> int:
-  """Returns the newest step whose checkpoint can be read, or the newest."""
+  """Returns the newest step that can be read; the newest if none can be."""
   for step in reversed(steps):
     try:
       checkpoint.extra(run / 'checkpoints', step)
@@ -106,7 +107,11 @@ def with_rollouts(run: pathlib.Path, field: str) -> dict[str, Any]:
 
 
 def search_of_run(run: str) -> tuple[str, dict[str, Any]]:
-  """Returns the engine of a run's evaluation, with options; default: BM25."""
+  """Returns the name and the options of the engine that evaluates a run.
+
+  It is evaluate.search of the run's config, or else the engine of training.
+  Without a run, it is BM25 without options.
+  """
   config = recorded(parse_run(run)[0]) if run else {}
   search = config.get('evaluate', {}).get('search', {})
   if not search.get('engine'):  # uses the engine of training

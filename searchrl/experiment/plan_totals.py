@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The totals of a memory plan: the most bytes at any time, and if they fit."""
+"""Memory plans: the most bytes at any time, and whether they fit."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,12 +12,15 @@ ROOM = 0.92  # usable share of the memory; the runtime needs the rest
 
 
 class Update(NamedTuple):
-  """Bytes per device of training; without training, those of the parameters."""
+  """Bytes per device that training needs.
+
+  Without training, only the policy's parameters are held.
+  """
 
   holds: dict[str, float]  # bytes held all the time, by content
   bytes: float = 0  # further bytes during an update; 0: there is none
   workspace: float = 0  # further bytes of cuDNN's workspace
-  compiled: bool = False  # whether `bytes` is from the compiler or an estimate
+  compiled: bool = False  # True: `bytes` is the compiler's; False: an estimate
   # Bytes of moments in the hosts' memory, for each device.
   on_host: float = 0
 
@@ -26,16 +29,16 @@ class Update(NamedTuple):
 class Plan:
   """The memory plan of a config: bytes per device, for each kind of content.
 
-  If some devices sample while others train, `sampling` is what the former hold
-  all the time, and `holds` is what the latter hold.
+  If some devices sample while others train, `sampling` has the bytes on the
+  devices that sample, and `holds` has the bytes on the devices that train.
   """
 
-  devices: str
+  devices: str  # text about the number and kind of the devices
   available: float  # bytes of memory
   parameters: int  # parameters of the policy
   active: int  # parameters that a token uses
   mesh: dict[str, int]
-  holds: dict[str, float]  # bytes held all the time
+  holds: dict[str, float]  # bytes held all the time, by content
   update: Update
   kind: devices_lib.Kind
   engine: Engine  # the config's engine

@@ -31,7 +31,7 @@ from searchrl.runtime import processes
 from searchrl.runtime import progress
 
 TINY_BASE = model_folders.TINY_BASE
-BASE = 'base'  # name of the facts about the weights under a run's adapters
+BASE = 'base'  # a run's note about the weights that its adapters belong to
 
 
 def folder_of(config) -> model_folders.ModelFolder:
@@ -39,7 +39,7 @@ def folder_of(config) -> model_folders.ModelFolder:
 
   Raises:
     FileNotFoundError, ValueError: Any of the reasons of `model_folders.read`,
-      or conversations do not fit in the slots.
+      or the limits of conversations do not suit the model.
   """
   with progress.phase('Reading the tokenizer'):
     folder = model_folders.read(
@@ -74,6 +74,9 @@ def build(config, mesh: Mesh, *, limit: int | None = None, alike: bool = False,
       devices of `mesh`.
     weightless: Whether the weights are left unread. The params are then structs
       with shapes and shardings.
+
+  Raises:
+    FileNotFoundError, ValueError: Any of the reasons of `folder_of` and `load`.
   """
   options = config.rollout
   slots, cache_tokens = options.max_num_seqs, options.cache_tokens
@@ -255,7 +258,7 @@ def tested_attention(name: str, shape: transformer.TransformerConfig,
                      mesh: Mesh, *, dtype: str, tensor: int) -> str:
   """Returns the name of the attention implementation that rollouts use.
 
-  The first process tests it. `name` may be 'auto': one is chosen by device.
+  The first process tests it. The name 'auto' means one that suits the device.
   """
   with progress.phase('Testing the attention of rollouts'):
     name, note = processes.on_first('attention of rollouts', lambda: (
@@ -348,7 +351,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
 
   Raises:
     FileNotFoundError: The run has no checkpoint.
-    ValueError: The run trained adapters of other weights.
+    ValueError: The run trained adapters, and model.path has other weights now.
   """
   sharding = jax.tree.leaves(base)[0].sharding
   is_spread = isinstance(sharding, jax.sharding.NamedSharding)

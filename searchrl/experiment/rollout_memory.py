@@ -39,7 +39,7 @@ class Engine:
   """
 
   tensor: int  # devices per copy of the weights
-  frozen: float  # bytes of weights held all the time: a solver's, a thread's
+  frozen: float  # bytes of a solver's weights and a thread's, always held
   cache: float  # bytes of the KV cache, held all the time
   besides: float  # further bytes, held during rollouts only
   read: float  # bytes read for a token in every slot
@@ -126,9 +126,9 @@ def merged_adapters(config, shape, mesh) -> float:
 def _kernels(config, mesh, shape, kind, slots: int) -> float:
   """Returns the bytes per device of an engine's own copies of the kernels.
 
-  With model.matmul_dtype, it keeps the matrices of its products in that dtype.
-  Without it, it keeps them transposed on CPUs if it has many slots, but not in
-  a server, which rounds otherwise with few rows.
+  With model.matmul_dtype, an engine copies the matrices of its products in that
+  dtype. Otherwise it copies them transposed, on CPUs if it has many slots. The
+  engine of a server does not, because with few rows results would differ.
   """
   params = weights_on(mesh, shape, shape.matmul_dtype or config.rollout.dtype)
   if shape.matmul_dtype:
@@ -161,7 +161,7 @@ def cache_on(mesh, shape, dtype: str, *, slots: int, length: int, tokens: int,
 
 
 def weights_on(mesh, shape, dtype: str) -> dict[str, float]:
-  """Returns the bytes per device of a model's weights, by the tree's names."""
+  """Returns {name of a part of the params: bytes per device} for a model."""
   axes = transformer.logical_axes(shape)
   return {name: bytes_on(mesh, tree, axes[name])
           for name, tree in transformer.abstract(shape, dtype).items()}
@@ -180,7 +180,7 @@ def bytes_on(mesh, tree: Any, axes: Any) -> float:
 
 def index_of_search(config, a_process: int, processes: int, kind
                    ) -> dict[str, float]:
-  """Returns the bytes of search engines' vectors on each device, by name."""
+  """Returns the bytes of search engines' vectors on a device, by content."""
   rows = searches.spec(config.search).rows_on_devices(
       a_process * kind.gib * GIB, processes)
   return {f'search engine: {name}': size / a_process
@@ -189,10 +189,12 @@ def index_of_search(config, a_process: int, processes: int, kind
 
 def model_of_search(config, a_process: int, processes: int
                    ) -> dict[str, float]:
-  """Returns what a search engine's own language model holds: name -> bytes.
+  """Returns the bytes per device of a search engine's own LLM, by content.
+
+  Without such a model, the result is {}.
 
   Raises:
-    ValueError: The model cannot be beside the policy.
+    ValueError: There are several processes, each of which would load it.
   """
   model = searches.spec(config.search).local_model
   if model is None:

@@ -19,7 +19,7 @@ class Rule(NamedTuple):
   """A rule for the value of a config field, and its description in words."""
 
   is_legal: Callable[[Any], Any]
-  must_be: str
+  must_be: str  # description, which follows 'must be' in errors
   nests: bool = False  # whether the entries of a tuple may be tuples
 
 
@@ -57,7 +57,7 @@ def field(default: Any, is_legal: Callable[[Any], Any] | None = None,
     default: Value of the field. The bounds of a tuple apply to each number.
     is_legal: Function that returns whether a value is legal, for rules that the
       other arguments cannot describe.
-    must_be: Description of that rule, which follows 'must be'.
+    must_be: Description of `is_legal`, which follows 'must be' in errors.
     one_of: Legal values.
     some_of: Legal entries of a tuple, each of which may occur once.
     whole: Whether the numbers of a tuple must be whole numbers.
@@ -99,7 +99,7 @@ def _within(bounds: dict[str, float], whole: bool, zero: str) -> Rule:
 
 
 def tracked(default: Any) -> Any:
-  """Returns a config field that has no rule, but has `is_set`."""
+  """Returns a config field that has no rule, but records if it was set."""
   return Field(default, None)
 
 

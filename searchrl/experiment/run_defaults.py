@@ -25,9 +25,9 @@ def complete(config, run: str, field: str, folder: pathlib.Path | None = None
 
   With a run, they get the values that the run was trained with: model,
   dialogue, engine, limits of a conversation and so on. No device is used for
-  this. A field that was set by a flag or a setting keeps its value; limits that
-  then differ from the run's give a warning. Without a run, the engine is BM25,
-  and the other fields depend on the model; see `model_defaults.resolved`.
+  this. A field that was set by a flag or a setting keeps its value. Limits that
+  then differ from the run's give a warning. Without a run, an unset engine is
+  BM25, and other fields depend on the model; see `model_defaults.resolved`.
 
   Args:
     config: Config of the job.
@@ -98,7 +98,7 @@ def take_protocol(config, run: str) -> None:
 
 
 def run_of(config) -> tuple[str, str]:
-  """Returns the run that a config names, or '', and the name of the field."""
+  """Returns the run that a config names, and the field; both '' if none."""
   field = next((f'{group}.run' for group in ('evaluate', 'ask', 'collect')
                 if config.get(group, {}).get('run')), '')
   return config[field.partition('.')[0]].run if field else '', field
@@ -120,9 +120,10 @@ def _say_differences(config, recorded: dict[str, Any], place: pathlib.Path
 
 
 def judge_on_own_data(config, run: str) -> None:
-  """Makes the run's own evaluation data the default, if it trained on files.
+  """Sets an empty data.evaluate to the run's, if the run trained on files.
 
-  The corpus is the run's, too, if the config names questions without a corpus.
+  If questions of files are then evaluated without a corpus, the corpus is the
+  run's, too. Without a run, nothing is set.
 
   Raises:
     ValueError: Neither the run nor the config names evaluation data, or the

@@ -11,7 +11,7 @@ from searchrl.training import optimizer as optimizers_lib
 
 
 def _updates(config: Any, has_critic: bool) -> dict[str, int]:
-  """Returns the number of updates of the whole run, of policy and critic.
+  """Returns the updates of the whole run, as {'policy': n, 'critic': n}.
 
   The policy's updates begin after `critic.warmup_updates` of the critic.
   """
@@ -22,7 +22,7 @@ def _updates(config: Any, has_critic: bool) -> dict[str, int]:
 
 def optimizers(config: Any, has_critic: bool
               ) -> dict[str, optax.GradientTransformation]:
-  """Returns the optimisers of a run, as 'policy' and 'critic'."""
+  """Returns the optimisers of a run, as a dict with 'policy' and 'critic'."""
   options = {'policy': config.optimizer, 'critic': config.critic.optimizer}
   return {name: optimizers_lib.for_run(options[name], updates)
           for name, updates in _updates(config, has_critic).items()}
@@ -32,7 +32,8 @@ def learning_rates(config: Any, learner: learners.Learner, state: Any,
                    rollbacks: int) -> dict[str, float]:
   """Returns the learning rates of the last updates; 0 before the first.
 
-  Each of the run's rollbacks has lowered them by `guards.rollback_rate`.
+  They are 'actor/lr' and, with a critic, 'critic/lr'. Each of the run's
+  rollbacks has multiplied them by `guards.rollback_rate`.
   """
   done = learner.updates(state)
   total = _updates(config, has_critic='critic' in done)

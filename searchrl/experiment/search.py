@@ -20,7 +20,7 @@ from searchrl.search import engine_wrappers
 from searchrl.search import engines as registry
 from searchrl.trajectory import SearchFn
 
-Bind = Callable[[SearchFn, Any], SearchFn]  # (engine, corpus)
+Bind = Callable[[SearchFn, Any], SearchFn]  # adds tools to (engine, corpus)
 
 _load_encoder = embedder.cached_loader()  # compiled once a process
 
@@ -58,20 +58,26 @@ def engine(search: Any, corpus: Any, *, seed: int, steps: int = 0,
 
 
 def spec(search: Any, field: str = 'search') -> registry.Spec:
-  """Returns the `Spec` of a config's engine; errors name the config field."""
+  """Returns the Spec of a field like config.search: its engine and traits.
+
+  `field` is the name of the field, for errors.
+
+  Raises:
+    ValueError: There is no such engine, or an inner engine is not valid.
+  """
   return registry.parse(search.engine, search.options, f'{field}.engine',
                         f'{field}.options')
 
 
 def of_evaluation(config: Any) -> dict[str, Any]:
-  """Returns the engines of an evaluation, by their names in its tables.
+  """Returns {name of an engine in the evaluation's tables: its field}.
 
-  Each is given by a field like config.search, with the engine's name and
-  options. They are those of evaluate.engines if there are any, else that of
-  evaluate.search, and else config.search itself.
+  A field is like config.search, with an engine and options. The result has the
+  entries of evaluate.engines. If there are none, it has only evaluate.search,
+  or config.search if evaluate.search names no engine.
 
   Raises:
-    ValueError: One of evaluate.engines is not such a field.
+    ValueError: An entry of evaluate.engines is not a dict of this form.
   """
   search = config.evaluate.get('search')
   engines = config.evaluate.get('engines') or (
@@ -108,9 +114,17 @@ def evaluation_needs_corpus(config: Any) -> bool:
 
 
 def describe(search: Any, corpus: Any) -> dict[str, Any]:
-  """Returns a description of the searched data, for the record of a run.
+  """Returns facts about the data that an engine searches, for a run's record.
 
-  It has the digest of the corpus, and for an index its digest and recall.
+  Args:
+    search: A field such as config.search.
+    corpus: Passages that are searched, or None.
+
+  Returns:
+    A dict with 'engine', the engine's name. With a corpus, it has 'corpus', the
+    digest of the corpus, and 'passages', their number. An index adds facts such
+    as its digest and recall, under 'index' if it is on the disk. An engine that
+    calls others adds 'engines', a list of their facts.
   """
   return registry.describe(search.engine, corpus, search.options,
                            load_encoder=_load_encoder)
@@ -118,10 +132,13 @@ def describe(search: Any, corpus: Any) -> dict[str, Any]:
 
 def describe_all(through: Mapping[str, Any],
                  sets: Sequence[datasets.Dataset]) -> dict[str, Any]:
-  """Returns descriptions of the searched data: name of a set -> description.
+  """Returns the facts of `describe` for each set: {name of a set: facts}.
 
-  With several engines, such a dict is returned for each: name of an engine ->
-  name of a set -> description.
+  With several engines, it returns {name of an engine: {name of a set: facts}}.
+
+  Args:
+    through: Engines, from `of_evaluation`.
+    sets: Sets of questions, with their corpora.
   """
   corpora = {id(dataset.corpus): dataset.corpus for dataset in sets}
   described = {}
@@ -134,10 +151,12 @@ def describe_all(through: Mapping[str, Any],
 
 
 def settings(search: Any) -> dict[str, Any]:
-  """Returns the engine of a field such as config.search, and its settings.
+  """Returns an engine's name, as 'engine', and the options that matter.
 
-  They are those that change its results, so that the paths and addresses of
-  data are left out.
+  Options that do not change results are left out: paths and addresses of data.
+
+  Args:
+    search: A field such as config.search.
   """
   return registry.settings(search.engine, search.options)
 
@@ -164,6 +183,7 @@ def cases(through: Mapping[str, Any], sets: Sequence[datasets.Dataset],
           ) -> list[evaluator.EvalCase]:
   """Returns the evaluations to run: every set with each engine and decoding.
 
+  A decoding other than 'greedy' has only the questions in `few` of its set.
   With the option `noise`, the first set and the set about famous facts are also
   evaluated with random passages, which shows whether answers come from
   retrieval. The first set should then score about 0, and famous facts the

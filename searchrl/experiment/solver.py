@@ -33,9 +33,8 @@ class Solver:
 
   All processes take part. The model uses the engine of the policy, which
   samples nothing meanwhile. The randomness of an attempt depends on the
-  question's uid and the attempt's number, but not on the step. A question that
-  is too long for the prompt's budget is not asked; the attempts at it have no
-  turns and no answer.
+  question's uid and the attempt's number, but not on the step. A question whose
+  prompt is too long is not asked. Its attempts have no turns and no answer.
   """
 
   sampler: Sampler

@@ -53,10 +53,10 @@ def _engine(name: str, options: Mapping[str, Any]) -> Tool:
 
 
 def engine_specs(config) -> list[engines.Spec]:
-  """Returns the search engines among a config's tools, but the run's own one.
+  """Returns Specs of the engines among a config's tools, without the run's own.
 
   Raises:
-    ValueError: An engine is unknown, refuses its options or is no tool.
+    ValueError: An engine is unknown, refuses its options, or cannot be a tool.
   """
   options = config.get('tool_options') or {}
   return [_spec(name, options.get(name, {}))[1]
@@ -65,7 +65,10 @@ def engine_specs(config) -> list[engines.Spec]:
 
 
 def _spec(name: str, options: Mapping[str, Any]) -> tuple[Any, engines.Spec]:
-  """Returns the field of a tool's engine, like config.search, and its Spec."""
+  """Returns a search tool's engine as a field like config.search and as a Spec.
+
+  Raises the ValueErrors of `engine_specs`.
+  """
   field = f'tool_options.{name}'
   if not {'engine'} <= {*options} <= {'engine', 'options', 'description'}:
     raise ValueError(
@@ -111,8 +114,7 @@ def binder(dialogue: dialogues.Dialogue, tokenizer: Any, *, result_tokens: int,
 def of_sampler(sampler: Sampler, seed: int) -> searches.Bind:
   """Returns a function that adds the tools of a sampler's dialogue to a search.
 
-  It takes a search engine and its corpus (or None). `seed` is the seed of
-  further search engines among the tools.
+  The returned function and `seed` are as in `binder`.
   """
   return binder(sampler.dialogue, sampler.tokenizer, seed=seed,
                 result_tokens=sampler.budgets.result_tokens)
