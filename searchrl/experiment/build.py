@@ -372,11 +372,8 @@ def supervised_learner(config, shape, mesh, attention_options, *, rows: int,
                        updates: int) -> learners.Learner:
   """Returns the learner of a config like configs/sft.py.
 
-  The first arguments are those of `learner`.
-
-  Args:
-    rows: Maximum number of documents of an update.
-    updates: Number of updates.
+  There are `updates` updates, each on at most `rows` documents. The other
+  arguments are those of `learner`.
   """
   lora = config.model.lora
   return supervised.language_learner(

@@ -326,7 +326,7 @@ def check_samples(evaluate) -> None:
 
 
 def truncation_of(rollout: Any) -> sampling.Truncation:
-  """Returns the truncation of sampling: config.rollout's top_k, top_p, min_p."""
+  """Returns top_k, top_p and min_p of config.rollout, as a Truncation."""
   return sampling.Truncation(rollout.top_k, rollout.top_p, rollout.min_p)
 
 

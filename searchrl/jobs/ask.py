@@ -35,21 +35,23 @@ from searchrl.trajectory import (Passage, Question, Request, SearchError,
                                  SearchFn, Trajectory)
 
 _WIDTH = 100  # largest number of characters of a passage's line
-_EXAMPLES = 5
+_EXAMPLES = 5  # largest number of questions that are proposed
 _WHY = {'turn_limit': 'the turns were used up',
         'length_limit': 'the conversation became too long',
         'search_error': 'a search failed'}
 
 
 def run(config, workdir: str) -> None:
-  """Prints the policy's answers to `ask.question`.
+  """Prints the policy's answer to `ask.question`.
 
-  If the question is empty, it prints questions to ask instead. If there is no
-  corpus, a generated world is written to `workdir`/data.
+  Of several samples, the most frequent answer is printed. If the question is
+  empty, questions that can be asked are printed instead. If neither the config
+  nor its run names a corpus, a world is generated in `workdir`/data, and its
+  corpus is searched.
 
   Raises:
     ValueError, FileNotFoundError: The config cannot be run.
-    SystemExit: No sample of the question has an answer.
+    SystemExit: No sample has an answer.
   """
   config_checks.check(config)
   if processes.count() > 1:
@@ -141,7 +143,11 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
 
 
 def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
-  """Returns the same search and tools, which report failures to `say`."""
+  """Returns a search like the given one, which also reports its failures.
+
+  Of each call of the search or of its tools, `say` gets a line for each
+  different SearchError. The results are the same.
+  """
   def warn_of(tool):
     def call_and_warn(queries):
       results = tool(queries)
@@ -200,7 +206,7 @@ class TurnPrinter:
 
 
 def passage_line(number: int, passage: Passage) -> str:
-  """Returns a passage's title and the beginning of its text, as one line."""
+  """Returns 'NUMBER. TITLE: TEXT', with at most 100 characters of the text."""
   text = ' '.join(plain(passage.text).split())
   if len(text) > _WIDTH:
     text = text[:_WIDTH - 1] + '…'
@@ -270,7 +276,7 @@ def propose(
 
 
 def spread(questions: Sequence[Question]) -> list[Question]:
-  """Returns a few questions, ordered so that their hop counts take turns.
+  """Returns at most five questions, in an order in which hop counts take turns.
 
   The first question has the smallest hop count, the second has the next larger
   hop count, and so on.

@@ -66,10 +66,10 @@ class Author:
   samples: int = 1  # samples per question
   threads: int = 1  # simultaneous calls of `write`
   misses: Callable[[Trajectory], bool] = lambda trajectory: False
-  # Number of hops of a trajectory's question.
+  # Function to the number of hops of a trajectory's question.
   hops: Callable[[Trajectory], int] = (
       lambda trajectory: trajectory.question.hops)
-  # Numbers of the turns that are not trained on.
+  # Function to the indices of a trajectory's turns that are not trained on.
   untrained: Callable[[Trajectory], Sequence[int]] = lambda trajectory: ()
   digest: str = ''  # digest of the chains that the author follows, if any
 

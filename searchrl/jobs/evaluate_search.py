@@ -76,7 +76,8 @@ def recall_by_hops(questions: Sequence[Question], search: SearchFn,
 
   Returns:
     A row for each number of hops. It has this number as 'hops', the number of
-    questions as 'n', and shares such as 'recall@3'.
+    questions as 'n', with those that are left out, and shares such as
+    'recall@3'.
   """
   by_hops = collections.defaultdict(list)
   for question in questions:

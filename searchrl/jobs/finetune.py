@@ -51,14 +51,15 @@ _FREE = ('learner.remat', 'learner.microbatch_rows',  # may follow the memory
 
 
 def run(config, workdir: str | pathlib.Path) -> None:
-  """Trains a model on conversations and writes it to model/.
+  """Trains a model on conversations or questions, and writes it to model/.
 
   Args:
     config: Config of the job; see configs/sft.py.
     workdir: Directory for data/, checkpoints/, metrics.jsonl and model/.
 
   Raises:
-    FileNotFoundError, ValueError: Data, model or an option cannot be used.
+    FileNotFoundError, ValueError: The data, the model or an option cannot be
+      used.
     Stopped: A signal stopped the run early.
   """
   folder = pathlib.Path(workdir)
@@ -138,9 +139,10 @@ def check_updates(config, updates: int) -> None:
 
 
 def data_files(config, folder: pathlib.Path, tokenizer) -> dict[str, str]:
-  """Returns the paths of the data files, by 'train' and 'validation'.
+  """Returns the paths of the data files, as {'train': ..., 'validation': ...}.
 
-  If config.data names no training file, both are generated in `folder`.
+  'validation' is missing if config.data names only a training file. If it names
+  no training file, both are generated in `folder`.
   """
   if not config.data.train:
     return processes.on_first('demonstrations', lambda: demonstrate(
@@ -212,7 +214,7 @@ def read(path: str, field: str, tokenizer, options: Any
     path: Path of the file; see `data.conversations` and `data.questions`.
     field: Config field that names the file.
     tokenizer: Tokenizer of the model.
-    options: `config.data`, whose `prompts` and `question_mark` are for questions.
+    options: `config.data`. Questions use its `prompts` and `question_mark`.
 
   Raises:
     FileNotFoundError, ValueError: The file cannot be used.

@@ -67,7 +67,7 @@ def run(config, workdir: str) -> None:
 
 
 def _forget(workdir: pathlib.Path, names: Sequence[str], first: str) -> None:
-  """Deletes the marks of a phase, and of all after it, that they are done."""
+  """Deletes the files that mark the phase `first` and later ones as done."""
   for name in names[names.index(first):]:
     (workdir / name / DONE).unlink(missing_ok=True)
 
@@ -141,7 +141,7 @@ def _fill(value: Any, workdir: str) -> Any:
 
 
 def _record(phase: Any) -> dict[str, Any]:
-  """Returns a phase's config as JSON.
+  """Returns a phase's config as a dict that JSON can hold.
 
   A phase is finished only if its folder has an equal record.
   """

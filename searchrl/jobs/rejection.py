@@ -88,7 +88,7 @@ def phases(config) -> dict[str, Any]:
 
   Their memory is planned separately, because they run one after the other.
   """
-  sampling = copy.deepcopy(config)  # knows what nothing has set
+  sampling = copy.deepcopy(config)  # also copies which fields are unset
   tuning = _tuning(config, config.model.path, pathlib.Path(_DATA))
   with sampling.unlocked():
     del sampling.learner

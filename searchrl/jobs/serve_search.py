@@ -22,6 +22,9 @@ from searchrl.trajectory import Query, Question, SearchError, SearchFn
 def run(config, workdir: str) -> None:
   """Serves `config.search` at /retrieve until Ctrl-C or SIGTERM.
 
+  If the engine needs a corpus and the config names none, a world is generated
+  in `workdir`/data, and its corpus is searched.
+
   Raises:
     ValueError: The config cannot be served, or the engine does not answer.
   """
@@ -54,7 +57,7 @@ def make_options(serve: Mapping[str, Any]) -> search_server.Options:
 
 
 def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the public facts about an engine: names and digests, no paths.
+  """Returns the public facts about an engine: its name and digests, no paths.
 
   Args:
     facts: Facts from `experiment.search.describe`.

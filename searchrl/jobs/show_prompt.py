@@ -63,6 +63,9 @@ def show(config, tokens: bool, example: str = '',
     tokens: True to print each token with its id.
     example: Text of the question. '': the first question of the config's data.
     folder: Directory of the run, which may have been started before.
+
+  Raises:
+    ValueError, FileNotFoundError: As in `run`.
   """
   if not {'model', 'dialogue', 'rollout'} <= {*config}:
     raise ValueError(

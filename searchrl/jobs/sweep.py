@@ -146,8 +146,8 @@ def _crossed(rows: Sequence[Mapping[str, Any]], across: str) -> str:
   """Returns a table of the score, with a row per run.
 
   It has a column per value of `across`, one of set, engine, decoding and hops.
-  Only rows that have the others as the first row has them are in the table; of
-  the hops, all together.
+  The set, the engine and the decoding are those of the first row, except for
+  `across`. Scores are over all hops, unless `across` is 'hops'.
   """
   fixed = {key: rows[0][key] for key in ('set', 'engine', 'decoding')
            if key != across}

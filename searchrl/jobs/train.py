@@ -119,7 +119,7 @@ def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
 
 
 def _is_finished(config, folder: pathlib.Path) -> bool:
-  """Returns whether the run is finished, and its number of steps not raised.
+  """Returns whether the run has reached its end, as its config now sets it.
 
   A run without checkpoints cannot go on, and counts as finished.
   """
@@ -136,7 +136,7 @@ def _is_finished(config, folder: pathlib.Path) -> bool:
 
 
 def _forget_end(folder: pathlib.Path, step: int) -> None:
-  """Deletes what the end of a run at this step has written, if it goes on."""
+  """Deletes the results of the end of a run, which now goes on from `step`."""
   if (folder / summary.FILE).exists():
     (folder / summary.FILE).unlink()  # first, as it marks the run as finished
     processes.say(f'{folder} was finished at step {step}, and goes on.')

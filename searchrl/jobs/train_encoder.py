@@ -31,7 +31,7 @@ from searchrl.training import supervised
 from searchrl.training.train_state import TrainState
 
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
-_STEP = 32  # rows are padded to multiples of it, so that few shapes compile
+_STEP = 32  # tokens; rows have a multiple of this, so that few shapes compile
 SourceOf = Callable[[int], encoder_pairs.PairSource]
 
 
@@ -43,8 +43,8 @@ def run(config, workdir: str) -> None:
     workdir: Directory for tokenizer/, checkpoints/ and model/.
 
   Raises:
-    FileNotFoundError, ValueError: Data, model or an option cannot be used, or
-      there are several processes.
+    FileNotFoundError, ValueError: The data, the model or an option cannot be
+      used, or there are several processes.
   """
   folder, data = pathlib.Path(workdir), config.data
   config_checks.check(config)

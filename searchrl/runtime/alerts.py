@@ -29,11 +29,11 @@ class Rule:
 
   text: str  # says what is wrong; {limit} is replaced by the limit
   metric: str  # name; a step without this metric raises no alert
-  broken: Callable[[float, Past, float], bool]  # (value, earlier ones, limit)
-  limit: float  # default
-  sampled: bool = False  # whether it is known before the update of its step
+  broken: Callable[[float, Past, float], bool]  # (value, past values, limit)
+  limit: float  # default limit
+  sampled: bool = False  # whether the metric is known before the step's update
   is_late: bool = False  # whether the policy may have failed some steps earlier
-  is_of_time: bool = False  # whether it is a time, which differs by machine
+  is_of_time: bool = False  # whether the metric is a time, different by machine
   is_fatal: bool = False  # whether nothing from the step can be kept
   # Function that says for a step's metrics whether the rule is about the step.
   applies: Callable[[Line], bool] = lambda line: True
@@ -67,7 +67,7 @@ def _far_below_best(now: float, before: Past, limit: float) -> bool:
   """Returns whether a metric's mean over the last 5 steps has collapsed.
 
   It has if it is below `limit` times the best mean of 5 steps in a row, and
-  more than 0.1 below it.
+  also more than 0.1 below this best mean.
 
   Args:
     now: Value of the metric in this step.

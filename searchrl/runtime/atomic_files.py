@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic writes: an interrupted write leaves the old file or folder.
 
-A JSON file that may be missing is read here, and files are compared by their
-digests.
+Other functions read a JSON file that may be missing, and return the digest of a
+file.
 """
 
 from collections.abc import Iterator

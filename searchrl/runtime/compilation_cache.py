@@ -55,7 +55,10 @@ def _write_own_programs() -> None:
 
 
 def _and_written(compile_program: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns the function of JAX that compiles, and that writes here, too."""
+  """Returns JAX's function that compiles a program and writes it to the cache.
+
+  It writes in every process on CPUs, and not only in the first.
+  """
   def compile_and_write(backend, computation, devices, options, callbacks, name,
                         key):
     started = time.monotonic()

@@ -26,7 +26,7 @@ _OPTIONAL = re.compile(r'\b(optimizer|algorithm)\.\w+$')  # fields may be None
 OPTIMIZER = 'searchrl.training.optimizer:adamw'
 _SIMPLE = (bool, int, float, str, tuple)  # types of fields
 
-# Values that a command line gives to fields; None: the field alone.
+# Field -> the texts that a command line gives it, in order; None: no text.
 Settings = dict[str, list[str | None]]
 
 
@@ -37,8 +37,9 @@ def split(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
   which means false.
 
   Returns:
-    The values by field, as texts (None: no value was given), and the arguments
-    that set no field.
+    The list of values of each field, as texts (None: no value was given), and
+    the arguments that set no field. For ['--config.seed=1', '--help'], it is
+    ({'seed': ['1']}, ['--help']).
 
   Raises:
     ValueError: An argument --noconfig.FIELD has a value.
@@ -97,7 +98,7 @@ def add_keywords(config: config_dict.ConfigDict, settings: Settings
 
   Args:
     config: Config that a config file made.
-    settings: Values of a command line, which may name another algorithm.
+    settings: Texts of a command line, which may name another algorithm.
 
   Returns:
     The default of each added field; None for a keyword without a default.
@@ -246,7 +247,10 @@ _READERS: tuple[Any, ...] = (  # type, function of a text, words
 
 def _keywords(path: str, group: Mapping[str, Any], settings: Settings
              ) -> dict[str, inspect.Parameter]:
-  """Returns the keywords of the function that receives a group's fields."""
+  """Returns the keywords of the function that receives a group's fields.
+
+  Only groups named optimizer or algorithm have such a function; others give {}.
+  """
   last = path.rpartition('.')[2]
   if last == 'optimizer':
     field, name = path, OPTIMIZER

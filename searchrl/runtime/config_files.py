@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads config files by name, with a one-line error if this is not possible.
 
-The package has a copy of `configs/`, for a directory that has no such folder.
+The package has a copy of `configs/`, which is used if the present directory has
+no such file.
 """
 
 import ast

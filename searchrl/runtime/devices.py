@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 GIB = 2**30
-# What XLA must know of a GPU to compile for it, by the name of its kind.
+# Facts that XLA needs to compile for a kind of GPU, in a file per kind.
 _TARGETS = pathlib.Path(__file__).parents[1] / 'assets' / 'gpu_targets'
 
 

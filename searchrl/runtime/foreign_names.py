@@ -82,7 +82,7 @@ def answer(name: str, fields: Sequence[str]) -> str:
   """Returns a sentence that translates another library's field name into ours.
 
   It is '' if the name is unknown, or if the config lacks the field and its
-  group. If it lacks the field alone, the sentence says so.
+  group. If the config has the group but not the field, the sentence says so.
 
   Args:
     name: Name in another library, with or without its groups.

@@ -35,8 +35,9 @@ def keep() -> None:
 def give_back() -> None:
   """Gives the memory of freed arrays back to the system, where glibc has it.
 
-  Until then glibc keeps it, all of it after `keep` and otherwise that of arrays
-  of less than 32 MiB. Larger arrays that are made next may not fit into it.
+  Until then, glibc keeps the memory of freed arrays for later ones. After
+  `keep` it keeps all of it, and otherwise that of arrays below 32 MiB. Larger
+  arrays may not fit into this memory, and then take more.
 
   If modules were imported since the last call, garbage is collected first. Some
   modules keep the frames of an import in a cycle, and with them the arrays of

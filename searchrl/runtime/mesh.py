@@ -279,8 +279,8 @@ def torus(mesh: Mesh, more_than: int = 32) -> Mesh | None:
 def grid(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
   """Returns the shape of the grid that coordinates form; () if they form none.
 
-  They are in row-major order: along a line of the last axis, one number alone
-  changes. The first points of the lines must form a grid in the same way.
+  They must be in row-major order: [(0, 0), (0, 1), (1, 0), (1, 1)] -> (2, 2).
+  A single point also gives ().
   """
   if len(places) == 1:
     return ()

@@ -78,9 +78,9 @@ def build(name: str, options: dict[str, Any], *, field: str, ours: str) -> Any:
 
 def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
          ours: str) -> Callable[..., Any]:
-  """Returns a function that a config names, with options as keyword arguments.
+  """Returns a function that a config names, with its options filled in.
 
-  The caller passes the other argument, which is the function's first one.
+  The caller of the result passes only the function's first argument, if any.
 
   Args:
     name: Name of the function, as 'module:function'.
@@ -99,7 +99,7 @@ def bind(name: str, options: dict[str, Any], *, field: str, option_field: str,
 
 
 def argument(function: Callable[..., Any]) -> str:
-  """Returns the name of a function's positional argument, or ''."""
+  """Returns the name of a function's first positional argument, or ''."""
   return next((p.name for p in _parameters(function)[:1] if p.kind in (
       p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)), '')
 

@@ -16,7 +16,8 @@ _SLURM = tuple(f'SLURM_{name}' for name in (  # as read by jax's detection
 def read(environ: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
   """Returns the number of processes, and arguments to start them.
 
-  These are of `jax.distributed.initialize`, and {} if jax detects them.
+  The arguments are those of `jax.distributed.initialize`. They are {} if jax
+  detects them itself, and for a single process.
 
   Raises:
     ValueError: Some of the variables are missing, or one has an illegal value.

@@ -28,8 +28,8 @@ T = TypeVar('T')
 # Age at which a phase is announced.
 WAIT_SECS = float(os.environ.get('SEARCHRL_ANNOUNCE_SECS') or 1.0)
 EVERY_SECS = 30.0  # time between lines of one phase in a file
-_STEP_SECS = 5.0  # the same for the steps of a run, at least
-_LINES = 200  # lines of all steps of a run in a file, at most
+_STEP_SECS = 5.0  # smallest time between lines of a run's steps in a file
+_LINES = 200  # largest number of lines of a run's steps in a file
 _LONG_SECS = 5.0  # age from which the end of a phase is announced
 _TICK_SECS = 0.25  # time between two looks at the phases
 _BAR = 4, 20  # smallest and largest number of cells of a bar
@@ -198,9 +198,9 @@ class Display:
                      phase.is_run or phase.secs(now) >= WAIT_SECS)), None)
 
   def _beside(self, shown: Phase, now: float) -> list[str]:
-    """Returns the name and age of the present part of a step, if it is long.
+    """Returns a list with the name and age of the running part of a step.
 
-    Otherwise it is [].
+    It is empty if the part has not run for long.
     """
     inner = self._phases[self._phases.index(shown) + 1:]
     return [f'{phase.what} {_duration(phase.secs(now))}'

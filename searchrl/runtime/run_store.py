@@ -54,7 +54,7 @@ _THREADS = 8  # files that are copied at the same time
 _UPLOAD_SECS = 24 * 3600  # limit of the wait for the last push
 _KEPT_TURNS = 3  # so that a process that was slow finds its number used
 _PAUSES = (2, 4, 8, 16, 30, 60, 60)  # seconds before a copy is tried again
-_UNSENT = '.unsent'  # file that names the turn before files that were not sent
+_UNSENT = '.unsent'  # file that marks a folder with files that were not sent
 _open: list[_Mirror] = []  # the mirror of this process's job, if any
 
 
@@ -70,7 +70,7 @@ def scratch() -> pathlib.Path:
 def is_store(path: str) -> bool:
   """Returns whether a path is the address of an object store.
 
-  That of a local folder, such as file:///data/run, is not.
+  The result is False for local folders, such as 'runs/1' or 'file:///data/1'.
   """
   return '://' in path and not path.startswith(LOCAL)
 
@@ -119,7 +119,10 @@ def opened(workdir: str) -> Iterator[str]:
 
 
 def push() -> None:
-  """Copies new files in the job's folder to its store, if it has one."""
+  """Copies new files in the job's folder to its store, if it has a store.
+
+  Raises the errors of `_Mirror.push`.
+  """
   for mirror in _open:
     mirror.push()
 

@@ -26,7 +26,7 @@ _STDERR = 2  # descriptor, because interrupted code may hold sys.stderr's lock
 class Stopped(Exception):
   """Exception: a signal stopped a job early, and its work is saved.
 
-  The message says how to resume it.
+  The message says how to resume the job.
   """
 
 

@@ -134,10 +134,10 @@ def check(folder: str | pathlib.Path, config: dict[str, Any], *,
 def unchanged_on_error(folder: pathlib.Path) -> Iterator[None]:
   """Puts the JSON files of a run's directory back if the body raises an error.
 
-  A run that began before then still has its config and facts, although
-  `allow_changes` let new ones be written that do not fit the run. The directory
-  of a run that has no checkpoint yet is free for another config. If another run
-  has locked the directory, the files are its own, and stay as they are.
+  With `allow_changes`, the body may have written a config and facts that do not
+  fit a run that began before. A new run without checkpoints has no such files
+  afterwards, so that its directory is free for another config. If another run
+  has locked the directory, its files stay as they are.
   """
   before = {file: file.read_bytes() for file in folder.glob('*.json')}
   try:
@@ -213,7 +213,7 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu() -> str | None:
-  """Returns name, family and model; on virtual machines the name is vague."""
+  """Returns the CPU's name, family and model as a text; None if unknown."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
@@ -261,10 +261,11 @@ def _check_same(folder: pathlib.Path, difference: str, past: dict[str, Any],
 
 
 def _is_same(before: Any, after: Any, folder: pathlib.Path) -> bool:
-  """Returns whether two values are equal, or lead to one path.
+  """Returns whether two values are equal, or are paths of the same file.
 
-  They may be two spellings of it, or the file may have been moved together with
-  the run's folder: those of a game or of phases name each other's files.
+  The paths may be spelled differently, or `before` may be the old path of a
+  file that was moved together with the run's folder. Runs in one folder, such
+  as the phases of a job, name each other's files.
   """
   if before == after or not isinstance(before, str) or not isinstance(
       after, str):
@@ -286,7 +287,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-  """Returns {'path.of.keys': leaf}."""
+  """Returns {'path.of.keys': leaf} of nested dicts, without empty dicts."""
   return {name: leaf for name, leaf in config_fields.leaves(tree) if leaf != {}}
 
 
