@@ -65,16 +65,16 @@ class Experiment:
   """The objects that `build` makes of a config, for the RL loop of a run."""
 
   algorithm: algorithms.Algorithm
-  sampler: Sampler
-  learner: learners.Learner
+  sampler: Sampler  # samples trajectories with the policy
+  learner: learners.Learner  # updates the policy
   params: Any  # initial parameters; also the reference policy
   start: Callable[[Any], Any]  # learner's first state -> the run's first state
-  stream: questions_lib.Stream
-  search: SearchFn
-  scorer: scoring.Scorer
+  stream: questions_lib.Stream  # training questions
+  search: SearchFn  # search engine and tools of training
+  scorer: scoring.Scorer  # computes rewards and outcomes
   judge: scoring.Scorer | None  # judge of evaluations; None: they have none
-  rounds: collect.Rounds
-  cases: list[evaluator.EvalCase]
+  rounds: collect.Rounds  # settings by which a batch is sampled
+  cases: list[evaluator.EvalCase]  # evaluations to run
   lockstep: locksteps.LockstepCheck
 
 
@@ -262,7 +262,7 @@ def _turn_reward(config) -> scoring.TurnReward | None:
 
 
 def _judge(reward: Callable[..., Any], name: str) -> rewards.Judge:
-  """Makes a Judge from any of the three legal forms of a reward function."""
+  """Makes a Judge from a function of a trajectory, of many, or of options."""
   takes = plugins.argument(reward)
   if takes:
     return (rewards.Judge(reward) if takes == 'trajectories' else
@@ -290,7 +290,7 @@ def train_set(config, folder: pathlib.Path, *,
              ) -> datasets.Dataset:
   """Returns the training set; generated files go to folder/data.
 
-  `admit` gets each question and its place, and raises an error for a bad one.
+  `admit` gets each question and its place in a file, and may raise an error.
   """
   return datasets.train_set(
       folder / 'data', train=config.data.train, corpus=config.search.corpus,
@@ -323,7 +323,10 @@ def evaluation_sets(config, folder: pathlib.Path, *, golds: bool = True,
 
 
 def algorithm(config) -> algorithms.Algorithm:
-  """Returns the algorithm that a config names, if the rollouts suit it."""
+  """Returns the algorithm that a config names.
+
+  It raises a ValueError if the rollouts do not suit the algorithm.
+  """
   options = dict(config.algorithm)
   name = options.pop('name')
   is_masked = options.pop('mask_observations', True)

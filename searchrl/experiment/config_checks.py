@@ -179,7 +179,7 @@ def check_seeds(trained: Mapping[str, Any], config) -> None:
 
 
 def check_learner(config, algorithm: algorithms.Algorithm) -> None:
-  """Raises a ValueError if the learner's options cannot work on any device.
+  """Raises a ValueError if options of training do not fit each other.
 
   A warm-up that is longer than the run is legal, but gives a warning.
   """

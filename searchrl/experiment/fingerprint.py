@@ -42,6 +42,10 @@ def facts(config: Any, sampler: Sampler, sets: Sequence[datasets.Dataset],
     search: Description of the searched data; see `search.describe_all`.
     run: Run whose checkpoint is evaluated, such as 'runs/dspo' or
       'runs/dspo@20' with a step. '': the model of the config.
+
+  Returns:
+    A dict with the keys data, search, engines, model, prompt, budgets,
+    max_length, sampling and revision (of the code), and judge if there is one.
   """
   dialogue = sampler.dialogue
   return {

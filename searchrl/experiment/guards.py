@@ -29,7 +29,7 @@ OFF, WARN, SKIP, ROLLBACK, STOP = ACTIONS = (
 class Verdict:
   """The alerts of a step, and the action that follows."""
 
-  broken: tuple[alerts.Alert, ...] = ()
+  broken: tuple[alerts.Alert, ...] = ()  # alerts of the step
   action: str = ''  # ROLLBACK, STOP or '' for none
 
   @property
@@ -140,6 +140,7 @@ class Guards:
                default=min(steps, default=None))
 
   def _judge(self, values: Mapping[str, float]) -> dict[str, Any]:
+    """Returns all alerts, new texts and the action of a step, for JSON."""
     line = {name: float(value) for name, value in values.items()}
     earlier = {alert.rule for alert in alerts.of_step(
         self._lines, self._limits)} if self._lines else {}

@@ -80,8 +80,8 @@ class Health:
   def validated(self, state: Any, progress: Progress) -> Progress:
     """Validates the state if it is due, and returns the new progress.
 
-    The progress records the step and the score of the best validation so far;
-    among equal scores, the first is the best. Scores of other questions, before
+    The progress records the step and the score of the best validation so far.
+    Of equal scores, the first is the best. Scores of other questions, before
     a change of evaluate.limit or num_sets_during, do not count. The last step
     is not validated, since the evaluation at the end of the run follows it.
     """
@@ -109,7 +109,7 @@ class Health:
         self._folder, progress, step, verdict.text))
 
   def forget_after(self, progress: Progress) -> None:
-    """Deletes what the run folder has of the steps after a restored step."""
+    """Deletes the metrics and files of steps after the restored progress."""
     self._writer.truncate(progress.step)
     self.guards.forget()
     processes.on_first(

@@ -79,10 +79,10 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
     mesh: Mesh of all processes.
 
   Returns:
-    The params, which are also the reference policy; and a function that turns
-    a learner's fresh state on these params into the initial state of the run.
-    That state has the policy with the precision that it was trained in, and the
-    other run's critic, if both runs have one.
+    Two values: the params, which are also the reference policy, and a function
+    that turns a learner's fresh state on these params into the run's initial
+    state. The initial state has the policy in the precision in which it was
+    trained, and the other run's critic, if both runs have a critic.
   """
   if not config.train.init_from:
     return base, lambda state: state
@@ -125,7 +125,7 @@ def _with_critic(state: dict[str, Any], note: dict[str, Any], named: str
                 ) -> dict[str, Any]:
   """Returns the state with the critic of the run that `note` names.
 
-  The state is unchanged if it or that run has no critic. `named` is
+  The state is unchanged if the state or that run has no critic. `named` is
   train.init_from, which says where the run is if it was moved.
   """
   if 'critic' not in state or not note['critic']:

@@ -56,7 +56,7 @@ class Source:
       params and the progress. A group is the samples of one question.
     settled: Function that returns the progress to save in a checkpoint. It
       includes rollouts of later steps that are sampled already.
-    restart: Function that drops these rollouts, after a rollback.
+    restart: Function that drops rollouts of later steps, after a rollback.
   """
 
   take: Take

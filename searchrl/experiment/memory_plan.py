@@ -164,7 +164,7 @@ def chosen(config) -> Any:
 
 
 def _follows(config, name: str) -> bool:
-  """Returns whether `chosen` may set a field of config.rollout to what fits."""
+  """Returns whether `chosen` may set a field of config.rollout by memory."""
   return bool({'learner', 'rejection'} & {*config}) and (
       name in dict(rules.unset(config))) and (
           not model_folders.is_tiny(config.model.path)) and (

@@ -205,8 +205,8 @@ def named_dialogue(config, folder: pathlib.Path) -> str:
 def set_engine(config, folder: pathlib.Path | None) -> None:
   """Sets the engine to BM25 if a corpus file is searched by an unset engine.
 
-  A run that was started before keeps its recorded engine. The
-  options of the shipped encoder are removed if the engine is not 'dense'.
+  A run that was started before keeps its recorded engine. The options of the
+  shipped encoder are removed if the engine is not 'dense'.
   """
   search = config.get('search', {})
   engine = dict(rules.unset(config)).get('search.engine')

@@ -107,8 +107,8 @@ def read(path: str, dialogue: str, tools: Sequence[Tool] = (dialogues.SEARCH,),
     dialogue: Name, as 'module:function', of a function that makes a Dialogue
       for a Tokenizer. '': the result of `default_dialogue`.
     tools: Tools that the dialogue lists.
-    matmul_dtype: Dtype of the operands of matrix products. 'auto': the one that
-      is fastest on the first process's devices. '': that of the activations.
+    matmul_dtype: Dtype of the operands of matrix products. 'auto': the fastest
+      dtype on the first process. '': the dtype of the activations.
 
   Raises:
     FileNotFoundError, ValueError: The directory is incomplete, model and
@@ -236,8 +236,8 @@ def load_dialogue(name: str, tokenizer: Any, field: str = 'dialogue',
       the function gets all of them as its keyword `tools`.
 
   Raises:
-    ValueError: There is no such dialogue, it takes no tools, or the tokenizer
-      cannot write it.
+    ValueError: There is no such dialogue, it does not take the tools, or the
+      tokenizer cannot write it.
   """
   make = plugins.resolve(name, field=field, ours=ours)
   keywords: dict[str, Any] = {}

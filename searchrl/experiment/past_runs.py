@@ -22,11 +22,12 @@ def parse_run(text: str) -> tuple[pathlib.Path, int | None]:
   'runs/dspo@before_collapse' is the step that `guards` trusts, from before the
   run collapsed, or the newest checkpoint if it did not collapse.
 
-  A run in an object store is copied first; the directory is that of the copy.
+  A run in an object store is copied first, and the directory is that of the
+  copy.
 
   Raises:
-    ValueError: @best is given, but the run has not been validated; or the store
-      cannot be read.
+    FileNotFoundError, ValueError: A step has a name, but the run has no
+      checkpoints or no best validation, or the store cannot be read.
   """
   run, _, step = text.rpartition('@')
   has_step = step.isdecimal() or step in ('best', 'before_collapse')

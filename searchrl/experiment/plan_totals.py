@@ -37,10 +37,10 @@ class Plan:
   available: float  # bytes of memory
   parameters: int  # parameters of the policy
   active: int  # parameters that a token uses
-  mesh: dict[str, int]
+  mesh: dict[str, int]  # name of an axis -> its size
   holds: dict[str, float]  # bytes held all the time, by content
   update: Update
-  kind: devices_lib.Kind
+  kind: devices_lib.Kind  # kind of the devices
   engine: Engine  # the config's engine
   engines: tuple[Engine, ...]  # engines that model and devices allow
   sampling: dict[str, float] | None = None  # None: all devices do both

@@ -194,7 +194,7 @@ def model_of_search(config, a_process: int, processes: int
   Without such a model, the result is {}.
 
   Raises:
-    ValueError: There are several processes, each of which would load it.
+    ValueError: There are several processes, which cannot share such a model.
   """
   model = searches.spec(config.search).local_model
   if model is None:

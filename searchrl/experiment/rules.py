@@ -18,7 +18,7 @@ from ml_collections import config_dict
 class Rule(NamedTuple):
   """A rule for the value of a config field, and its description in words."""
 
-  is_legal: Callable[[Any], Any]
+  is_legal: Callable[[Any], Any]  # returns whether a value is legal
   must_be: str  # description, which follows 'must be' in errors
   nests: bool = False  # whether the entries of a tuple may be tuples
 

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the search engine of `config.search`, with typed errors.
+"""Builds the search engine of `config.search`; its failures are SearchErrors.
 
 Training, evaluation, `ask` and the search server use the engines that are built
 here.

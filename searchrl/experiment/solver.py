@@ -37,10 +37,10 @@ class Solver:
   prompt is too long is not asked. Its attempts have no turns and no answer.
   """
 
-  sampler: Sampler
+  sampler: Sampler  # the policy's, with the solver's dialogue and budgets
   weights: transformer.Params  # from the sampler's sync
-  search: SearchFn
-  temperature: float
+  search: SearchFn  # search engine of training
+  temperature: float  # sampling temperature of all attempts
 
   def __call__(self, questions: Sequence[Question], attempts: int
               ) -> list[list[Trajectory]]:

@@ -145,8 +145,8 @@ def ask(sampler: Sampler, params, question: str, *, search: SearchFn,
 def with_warnings(search: SearchFn, say: Callable[[str], None]) -> SearchFn:
   """Returns a search like the given one, which also reports its failures.
 
-  Of each call of the search or of its tools, `say` gets a line for each
-  different SearchError. The results are the same.
+  In each call of the search or of one of its tools, `say` gets a line for each
+  distinct SearchError. The results are the same.
   """
   def warn_of(tool):
     def call_and_warn(queries):
@@ -176,7 +176,7 @@ class TurnPrinter:
     self._printed: dict[int, int] = {}  # sample -> number of printed blocks
 
   def __call__(self, trajectory: Trajectory) -> None:
-    """Prints the new blocks of a trajectory."""
+    """Prints the turns and observations that are new in a trajectory."""
     label = f'[{trajectory.sample + 1}] ' if self._samples > 1 else ''
     blocks = list(self._blocks(trajectory))
     printed = self._printed.get(trajectory.sample, 0)

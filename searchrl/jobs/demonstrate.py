@@ -61,7 +61,7 @@ class Author:
   that it was meant to find.
   """
 
-  write: scripted.Write
+  write: scripted.Write  # returns the text of the next turn
   questions: Sequence[Question]  # questions to answer, in their order
   samples: int = 1  # samples per question
   threads: int = 1  # simultaneous calls of `write`

@@ -207,9 +207,9 @@ def _arrays(texts: encoder_pairs.Batch, coders, rows: int
            ) -> dict[str, np.ndarray]:
   """Returns the arrays of a batch by name: token ids, masks and exclusions.
 
-  They are [queries or passages, tokens], and 'excluded' is [queries, passages]:
-  True for a passage that is not a negative of the query. Blank passages fill
-  the batch, and are excluded.
+  Ids and masks are [queries or passages, tokens]. 'excluded' is [queries,
+  passages]: True for a passage that is not a negative of the query. Blank
+  passages fill the batch, and are excluded.
 
   Args:
     texts: Texts of one update.

@@ -113,10 +113,11 @@ def hop_group_relative(
 
     A_i = (r_i - mean_h r) / sqrt(var_h r + delta)
 
-  Here h are the rows with row i's hop count, which `group_ids` has, whose
-  `in_baseline` is True. The other rows get 0. The variance is the population's
-  (ddof=0). A group of one such row gives 0. `delta` keeps the result finite if
-  all rewards are equal. The paper gives no value, and this default is ours.
+  The hop counts are in `group_ids`. Here h are the rows with the hop count of
+  row i whose `in_baseline` is True. The other rows get 0. The variance is the
+  population's (ddof=0). A group of one such row gives 0. `delta` keeps the
+  result finite if all rewards are equal. The paper gives no value, and this
+  default is ours.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 3.
   """

@@ -48,7 +48,7 @@ def keep_mixed(
     outcome_rewards: Float[np.ndarray, 'N'],
     question_ids: Int[np.ndarray, 'N'],
 ) -> Bool[np.ndarray, 'N']:
-  """Returns True for each row of a question whose rows' rewards differ, [N].
+  """Returns True for rows of questions whose rows differ in reward, [N].
 
     max r - min r > 1e-6 over the rows of the question
 
@@ -152,7 +152,7 @@ def observed_tokens(batch: Batch) -> Bool[Array, 'B T']:
   """Returns a mask of the tokens that the environment wrote, [B, T].
 
   These are for instance retrieved passages. The mask is True for the tokens
-  between a row's first and last sampled token that were not sampled. So the
+  that were not sampled, from a row's first to its last sampled token. So the
   prompt does not count, and rows that are not in the loss have no such tokens.
   """
   mask = trained_tokens(batch)

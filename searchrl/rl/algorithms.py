@@ -262,7 +262,7 @@ def gmpo(
 def rloo(regularizer: Regularizer) -> Algorithm:
   """Makes RLOO: REINFORCE on whole rows with leave-one-out advantages.
 
-  The loss is minus the log-prob of the whole row times its advantage, which is 
+  The loss is minus the log-prob of the whole row times its advantage, which is
   the row's reward minus the mean reward of the group's other rows. There is no
   ratio. The KL is in the reward, summed over the row, unless
   `rollout.mask_truncated` leaves the row out of the loss. The paper tunes the
@@ -348,9 +348,9 @@ def hrpo(regularizer: Regularizer, *, delta: float = 1e-6) -> Algorithm:
 
   The hop count of a question is the number of facts that its answer needs. The
   loss is minus the log-prob of the whole row times its advantage, which is
-  relative to all rows of equal hop count. These share a baseline, so a question
-  may have a single sample. `delta` is added to the variance of their rewards;
-  the source gives no value, and the default is ours. (The HRPO of
+  relative to all rows of equal hop count. These rows share a baseline, so that
+  a question may have a single sample. `delta` is added to the variance of their
+  rewards. The source gives no value, and the default is ours. (The HRPO of
   arXiv:2505.18454 is a different method, which changes the model.)
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 2 and 3; strictly on-policy.

@@ -16,8 +16,9 @@ conventions:
                 `loss_mask`. Each row with tokens in `loss_mask` must have at
                 least one token in it. The default is `loss_mask`.
 
-A policy loss has the unit of A. All results are 0 outside the mask. Shapes that
-do not match and options out of range raise a ValueError.
+A policy loss has the unit of A. A result per token is 0 outside the mask, and a
+result per row is 0 for a row without tokens in it. Shapes that do not match and
+options out of range raise a ValueError.
 """
 
 import math
@@ -259,11 +260,12 @@ def kl(
 
     k1 = -x      abs = |x|      k2 = x^2 / 2      k3 = exp(x) - 1 - x
 
-  The estimate is 0 outside `loss_mask`, and `ref_logprobs` is constant. Over
-  tokens that pi sampled, the mean of k1 or of k3 estimates the KL without bias,
-  and the gradient of the mean of k2 estimates the gradient of the KL without
-  bias. k3 is never negative. It uses expm1, which is accurate for small x.
-  Above x = 20 it continues as its tangent at 20, because exp overflows float32
+  `loss_mask` is True where the policy sampled the token. Elsewhere the estimate
+  is 0. `ref_logprobs` is constant. Over tokens that pi sampled, the mean of k1
+  or of k3 estimates the KL without bias, and the gradient of the mean of k2
+  estimates the gradient of the KL without bias. k3 is never negative. It uses
+  expm1, which is accurate for small x.
+  Above x = 20, k3 continues as its tangent at 20, because exp overflows float32
   at 89 nats and one such token would make the whole update NaN. Nothing else is
   clamped. Where x = 0, abs has gradient 0.
 

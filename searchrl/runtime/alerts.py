@@ -90,8 +90,8 @@ def _in_a_row(now: float, before: Past, limit: float) -> bool:
 def _has_score(line: Line) -> bool:
   """Returns whether a trajectory of the step has a score.
 
-  None has one if all searches or a judge failed, or if the step sampled no
-  group, because earlier steps had left enough of them over.
+  No trajectory has a score if all searches or the judge failed, or if the step
+  sampled no groups because earlier steps had left enough groups over.
   """
   return (line.get('data/frac_group_failed', 0) < 1
           and line.get('data/groups_asked', 1) > 0)
@@ -236,7 +236,7 @@ def _values(lines: Sequence[Line], rule: Rule) -> tuple[list[int], Past]:
 def _not_finite(lines: Sequence[Line]) -> dict[str, list[int]]:
   """Returns {metric: steps at which it was not finite}.
 
-  A metric that is not finite in any step is so by design, and is left out.
+  A metric that is never finite is so by design, and is left out.
   """
   by_name = collections.defaultdict(list)
   for line in lines:

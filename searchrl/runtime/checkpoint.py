@@ -63,8 +63,8 @@ def save(
 class Saver:
   """A context manager that saves in the background, one step at a time.
 
-  `save` copies the state, so that the state's buffers may be donated. Both the
-  files and the digests are made from this copy. An error in a save is raised by
+  On accelerators, `save` copies the state, whose buffers may then be donated.
+  Files and digests are made from the copy. An error in a save is raised by
   the next `save`, by `wait`, or at the end. With several hosts, every process
   makes the same calls, on a file system that they share.
 

@@ -153,7 +153,7 @@ def groups(config: Mapping[str, Any], path: str = ''
 
 
 def closest(field: str, config: Mapping[str, Any]) -> str:
-  """Returns a hint for an unknown field: a sentence with a similar, legal one.
+  """Returns a hint for an unknown field: a sentence with a similar, legal name.
 
   The hint is '' if no field of the config is similar.
   """

@@ -27,7 +27,7 @@ class Kind:
   sheets for A100, H100 (SXM), H200 and HGX B200, without sparsity.
   """
 
-  name: str
+  name: str  # such as 'h100'
   gib: float  # memory per device, in GiB
   a_process: int  # devices per process, with one process per host
   flops: float = 0  # bfloat16 operations per second; 0: unknown

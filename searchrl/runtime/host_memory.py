@@ -35,9 +35,9 @@ def keep() -> None:
 def give_back() -> None:
   """Gives the memory of freed arrays back to the system, where glibc has it.
 
-  Until then, glibc keeps the memory of freed arrays for later ones. After
-  `keep` it keeps all of it, and otherwise that of arrays below 32 MiB. Larger
-  arrays may not fit into this memory, and then take more.
+  Until then, glibc keeps the memory of freed arrays for later arrays. After
+  `keep` it keeps the memory of all arrays, and otherwise only of arrays below
+  32 MiB. Larger arrays may not fit into this memory, and then take more.
 
   If modules were imported since the last call, garbage is collected first. Some
   modules keep the frames of an import in a cycle, and with them the arrays of

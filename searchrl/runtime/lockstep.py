@@ -21,7 +21,7 @@ _SAME_CALLS = 'processes must make the same calls in the same order'
 class LockstepCheck:
   """A check that all processes make the same calls in the same order.
 
-  It raises an error at the first call that differs between processes. Call it
+  If the calls of processes differ, all processes raise a RuntimeError. Call it
   before each dispatch of a program with collectives:
 
       lockstep('update', batch, num_microbatches)  # what will be dispatched

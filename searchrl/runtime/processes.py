@@ -191,8 +191,8 @@ def agree(tag: str, value: Any) -> Any:
       dicts that differ.
 
   Raises:
-    ValueError: The values differ. It names the processes and their values. All
-      processes raise it.
+    ValueError: The values differ. All processes raise the same error, which
+      names the processes and their values.
   """
   text = json.dumps(value, sort_keys=True)
   differences = _differences(tag, [
@@ -312,10 +312,7 @@ def meet(tag: str, payload: bytes, timeout_secs: float | None = None
 
 
 def _forget_meetings_before(client: Any, own: _Channel, number: int) -> None:
-  """Deletes the data of the channel's meetings before that of this number.
-
-  All processes have read them.
-  """
+  """Deletes the data of a channel's meetings before the meeting `number`."""
   while own.oldest < number:
     if is_first():
       client.key_value_delete(f'{own.name}/{own.oldest}/')

@@ -40,12 +40,12 @@ _COLUMNS = 79  # width of a line, if that of the terminal is not known
 class Phase:
   """A phase that is running. Only the display changes it."""
 
-  what: str
+  what: str  # text that begins its lines
   began: float  # on the display's clock
   total: int = 0  # number of units; 0: not known
-  unit: str = ''
+  unit: str = ''  # name of one unit
   initial: int = 0  # units that were done before
-  done: int = 0
+  done: int = 0  # units that are done, with those before
   # Texts beside the bar, about the last unit.
   fields: list[str] = dataclasses.field(default_factory=list)
   is_quiet: bool = False  # it is named only beside the bar that it is part of

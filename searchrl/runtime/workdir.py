@@ -61,8 +61,8 @@ class Workdir:
     """Makes or reopens the run's directory, writes its config, and locks it.
 
     Raises:
-      ValueError: The directory is refused by `prepare`, or some processes do
-        not see it.
+      ValueError: The directory belongs to a run with another config, another
+        process uses it, or some processes do not see it.
     """
     processes.on_first('workdir', lambda: prepare(
         self.folder, self.config.to_dict(), free=self.free, unset=self.unset,
@@ -243,7 +243,7 @@ def _check_same(folder: pathlib.Path, difference: str, past: dict[str, Any],
 
   Args:
     folder: Directory of the run, for the error.
-    difference: Words of the error, such as 'of another config'.
+    difference: Words of the error, such as 'with another config'.
     past: Fields when the run began.
     present: Fields now.
     free: Names of the fields that may change.
