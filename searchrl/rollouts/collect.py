@@ -52,7 +52,7 @@ class Progress:
   groups: int = 0  # groups requested so far; also the number of the next one
   position: tuple[int, ...] = ()  # questions drawn; see questions.Stream
   surplus: tuple[Group, ...] = ()
-  silent_steps: int = 0  # latest steps in a row without any gradient
+  silent_steps: int = 0  # number of latest steps in a row without a gradient
   in_flight: tuple[Collected, ...] = ()  # sampled ahead; not trained on yet
   rollbacks: int = 0  # times that the run went back to a checkpoint
   best: tuple[int, float] | None = None  # step and score of best validation
@@ -128,7 +128,7 @@ class Rounds:
   questions: int  # groups per batch
   group_size: int  # samples per question
   max_rounds: int = 1  # maximum number of rounds per step
-  stop_when_full: bool = False  # drop unfinished ones once the batch is full
+  stop_when_full: bool = False  # drop unfinished samples when the batch is full
   temperature: float = 1.0  # sampling temperature
   truncation: sampling.Truncation = sampling.Truncation()  # tokens to draw from
 

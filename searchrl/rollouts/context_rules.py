@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for a conversation whose context is full; `Budgets.when_full` has one.
+"""Rules for a conversation with a full context; `Budgets.when_full` names one.
 
   stop       The trajectory ends. Its stop reason is length_limit.
   drop       A new context begins with the whole conversation, in which the

@@ -78,7 +78,7 @@ class Schedule:
   """
 
   search_order: str = 'deterministic'  # one of SEARCH_ORDERS
-  async_decode: bool = False  # True: decode while the host reads the last one
+  async_decode: bool = False  # True: decode while the host reads earlier tokens
   search_timeout_secs: float = 60.0  # a search that takes longer has failed
   search_calls: int = 4  # search calls at a time
 
@@ -116,9 +116,8 @@ def run(
     requests: The samples to draw. Samples of one question differ in their
       randomness.
     engine: The engine, with its weights loaded.
-    search: Search engine that answers all queries of a pass in one call, which
-      has its own thread. An `engine_wrappers.toolset` of the dialogue's tools
-      is also possible.
+    search: Search engine, or an `engine_wrappers.toolset` of the dialogue's
+      tools. It answers all queries of a pass in one call, in a thread.
     dialogue: Dialogue that writes prompts and observations, and reads actions.
     tokenizer: The tokenizer; see `agent.tokenizer`.
     budgets: Limits of the trajectories.
@@ -138,11 +137,12 @@ def run(
       mixture-of-experts layers of the engine chose for each token.
 
   Returns:
-    A list and the search calls. In the order of `requests`, the list has a
+    A list and the search calls. The list has, in the order of `requests`, a
     trajectory without rewards, or None if the trajectory was not needed.
 
   Raises:
-    ValueError: A prompt is longer than max_prompt_tokens.
+    ValueError: A prompt is longer than max_prompt_tokens, or the dialogue's
+      `parse` does not return an Action.
   """
   queue = unfinished.queue(
       requests, policy_step, dialogue, tokenizer, budgets.max_prompt_tokens)
@@ -167,13 +167,16 @@ def run(
 
 
 def _actions(trajectory: Trajectory) -> int:
-  """Returns the number of turns in which no summary was asked for."""
+  """Returns the number of turns that are not summaries."""
   return sum(turn.action.kind != 'summary' for turn in trajectory.turns)
 
 
 @dataclasses.dataclass
 class _Slots:
-  """The trajectories in the engine's slots, and the transitions of each."""
+  """The trajectories in the engine's slots, and the steps of each.
+
+  An entry is an `Unfinished`: a trajectory that is being sampled.
+  """
 
   engine: engines.Engine
   dialogue: dialogues.Dialogue
@@ -192,7 +195,7 @@ class _Slots:
   # Trajectories that wait for room in the cache.
   waiting: Sequence[Unfinished] = ()
   unread: int = 0  # dispatched decodes that the host has not read
-  # Entries, and functions that wait for the experts of their contexts.
+  # Entries, each with a function that returns the experts of its last context.
   unread_routing: list[tuple[Unfinished, Callable[[], np.ndarray]]] = (
       dataclasses.field(default_factory=list))
 
@@ -381,11 +384,11 @@ class _Slots:
     return [Query(text, self.budgets.top_k, *caller) for text in action.texts]
 
   def _admit(self, others: bool) -> list[Unfinished]:
-    """Returns the entries that go on now, with their search results.
+    """Gives entries their search results, and returns the entries to feed next.
 
-    In the deterministic order all searches are waited for. Otherwise the
-    results that have arrived are taken; if nothing decodes and there are no
-    `others` to go on with, it waits for one.
+    In the deterministic order it waits for all searches. Otherwise it takes the
+    results that have arrived. If there is nothing else to do (nothing decodes,
+    and no `others` are to be fed), it waits until a search returns.
     """
     if self.schedule.search_order == 'deterministic':
       results = self.agree(self.searches.all()) if len(self.searches) else {}

@@ -30,7 +30,8 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
 
 
-# Slots that a pass may compute. On other devices than CPUs, few cost as much.
+# Numbers of slots that a pass on CPUs may compute instead of all. On other
+# devices, few slots cost as much as all.
 _FEW_ROWS = (1, 4, 16)
 
 
@@ -48,10 +49,10 @@ class Choice:
 
   prompt: tuple[int, ...]
   budget: int  # max tokens to sample; prompt and budget must fit a slot
-  row_ids: tuple[int, ...]  # numbers that its randomness is folded from
+  row_ids: tuple[int, ...]  # numbers from which its randomness is derived
   draw: sampling.Draw = sampling.Draw()
   stops: tuple[bytes, ...] = ()  # non-empty stop strings; not in the text
-  # True: its bits do not depend on other choices. This is slower.
+  # True: its result, bit for bit, does not depend on other choices; slower.
   alike: bool = False
 
 
@@ -78,7 +79,7 @@ class Stream:
   is_cancelled: bool = False
 
   def cancel(self) -> None:
-    """Drops the remaining pieces and lets the slots become free."""
+    """Drops the remaining pieces, so that their slots become free."""
     self.is_cancelled = True
 
 
@@ -135,13 +136,13 @@ class Text:
 
 @dataclasses.dataclass
 class _Running:
-  """A choice that has a slot."""
+  """A choice, one continuation of a prompt, that a slot is decoding."""
 
   stream: Stream
   number: int  # index among the request's choices
   text: Text
   alike: bool
-  sent: int = 0  # tokens that were put into the stream
+  sent: int = 0  # number of tokens that were put into the stream
 
 
 class Generator:
@@ -196,7 +197,7 @@ class Generator:
         at the end.
 
     Raises:
-      Full: The queue has no room for all of them; none is queued.
+      Full: The queue has no room for all choices. None of them is queued.
       Closed: The generator is closing or has failed.
     """
     stream = Stream(put)
@@ -240,9 +241,10 @@ class Generator:
       stream.put(None)
 
   def _next(self) -> list[engines.Append] | None:
-    """Waits for work, and returns prompts to put into free slots.
+    """Waits for work, and returns the prompts to append to free slots.
 
-    None means that the generator is closing and has no work left.
+    It returns None if the generator is closing and has no work left. Slots of
+    cancelled choices are freed first.
     """
     with self._changed:
       while not (self._queue or self._running):

@@ -49,7 +49,7 @@ End with one line that is "Verdict: correct" or "Verdict: incorrect".'''
 _VERDICT = re.compile(r'^\W*verdict\W+(correct|incorrect)\W*$', re.I | re.M)
 _GRADE = re.compile(  # an article is no grade: "A careful look shows"
     r'\b(?:(A(?! [a-z])|CORRECT)|B|INCORRECT|C|NOT[_ ]ATTEMPTED)\b')
-_ANSWER_CHARS = 2000  # an answer's characters that a judge reads
+_ANSWER_CHARS = 2000  # number of characters of an answer that a judge reads
 Verdict = bool | JudgeError
 
 
@@ -154,8 +154,8 @@ def score(trajectories: Sequence[Trajectory],
           grader: Grader) -> list[Scores | JudgeError]:
   """Returns a score for each trajectory, or the error of its judge.
 
-  The parts are `judged`, the verdict; `em`, exact match; and `agrees_with_em`,
-  1 if both are equal. The last two show whether the policy fools the judge.
+  The part `judged` is the verdict, and `em` is exact match. `agrees_with_em` is
+  1 if both are equal; it falls if the policy learns to fool the judge.
 
   Args:
     trajectories: Finished trajectories.
@@ -230,7 +230,7 @@ class Grader:
   """The form of a judge's prompt, and how its reply is read."""
 
   prompt: Callable[[Trajectory], str]
-  read: Callable[[str], bool | None]  # whether the answer is right; None: unsaid
+  read: Callable[[str], bool | None]  # True: right; None: the reply has none
 
 
 GRADERS = {'searchrl': Grader(prompt, read_verdict),
@@ -238,7 +238,7 @@ GRADERS = {'searchrl': Grader(prompt, read_verdict),
 
 
 def _grader(name: str) -> Grader:
-  """Returns the grader of a name."""
+  """Returns the grader of a name; raises a ValueError if there is none."""
   if name not in GRADERS:
     raise ValueError('reward_options.grader must be one of '
                      f'{", ".join(GRADERS)}, but is {name!r}.')

@@ -25,7 +25,7 @@ from searchrl.trajectory import (
     Passages, Query, SearchError, SearchFn, ToolCall, ToolResult)
 
 Result = Passages | ToolResult | SearchError
-Results = dict[Any, list[Result]]  # results by owner of queries
+Results = dict[Any, list[Result]]  # owner -> results of the owner's queries
 _Entry = tuple[Hashable, tuple[Query | ToolCall, ...]]  # an owner, its queries
 
 
@@ -99,10 +99,10 @@ class PendingSearches:
     self._back.put((number, self._clock(), results))
 
   def all(self) -> Results:
-    """Waits for all results, and returns them by owner.
+    """Waits for all results, and returns {owner: results}.
 
-    The owners of each tool's results are in the order of submission, in
-    whichever order the calls end.
+    The dict is ordered by the start of the calls and, within a call, by the
+    submission of the queries. The order in which calls end has no effect.
     """
     entries = [entry for *_, batch in self._running.values() for entry in batch]
     entries += itertools.chain.from_iterable(self._held.values())
@@ -114,8 +114,8 @@ class PendingSearches:
   def some(self) -> Results:
     """Waits until a call ends, and returns the results that have arrived.
 
-    Results that were returned before are not returned again. It returns {} at
-    once if there is no call to wait for.
+    Results that were returned before are not returned again. If there is no
+    call to wait for, it returns {} at once.
     """
     self.start()
     results: Results = {}

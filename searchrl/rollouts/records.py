@@ -75,7 +75,7 @@ def question(record: Mapping[str, Any]) -> Question:
 def write(file: pathlib.Path, trajectories: Sequence[Trajectory]) -> None:
   """Writes trajectories to a gzipped jsonl file, one per line, atomically.
 
-  The experts that the engine chose are left out. Missing folders are made.
+  Their field `routing` is left out. Missing folders are made.
   """
   atomic_files.write(file, packed(
       to_json(dataclasses.replace(trajectory, routing=()))
@@ -86,6 +86,7 @@ def read(file: pathlib.Path) -> list[Trajectory]:
   """Returns the trajectories of a file that `write` wrote.
 
   Raises:
+    FileNotFoundError: There is no such file.
     ValueError: The file is damaged.
   """
   try:
@@ -101,9 +102,9 @@ def in_rounds(
 ) -> Iterator[list[Trajectory]]:
   """Yields a list of trajectories for each round of `size` questions.
 
-  A round is sampled and written to a file. If its file is there, whole, and of
-  these questions, it is read instead, so that a repeated call continues after
-  the last such round.
+  A round is sampled and written to a file. If the file exists, is undamaged and
+  has these questions, the round is read from it instead. A call that was
+  interrupted can thus be repeated, and goes on after its last round.
 
   Args:
     folder: Directory of the files round_000000.jsonl.gz and so on.
@@ -167,13 +168,13 @@ def write_learned(file: pathlib.Path, trajectories: Sequence[Trajectory],
 
 
 def read_learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
-  """Reads a file of `write_learned` as {(group, sample): record}.
+  """Returns the {(group, sample): record} of a file that `write_learned` wrote.
 
-  It returns {} if there is no such file. A record has lists of values at the
-  trajectory's sampled tokens, in order. `old_logprobs` are the
-  learner's, in nats; `advantages` are those of the loss. Trajectories that were
-  left out of the update have no values. Those that were not trained on because
-  their advantages are 0 have no `old_logprobs`.
+  The result is {} if there is no such file. A record has lists with a value for
+  each sampled token of a trajectory: `old_logprobs` of the learner, in nats,
+  and `advantages` (None: not known). Both lists are empty if the trajectory was
+  left out of the update. `old_logprobs` is also empty if it was not trained on
+  because its advantages are 0.
   """
   return {(record['group'], record['sample']): record
           for record in unpacked(file.read_bytes())} if file.exists() else {}
@@ -191,7 +192,7 @@ def packed(lines: Iterable[Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[Any]:
-  """Returns the lines of a file that `packed` made.
+  """Returns the values of the JSON lines that `packed` compressed.
 
   Raises:
     EOFError, gzip.BadGzipFile, ValueError, zlib.error: The data are damaged.

@@ -37,8 +37,9 @@ def with_routing(batch: Batch, trajectories: Sequence[Trajectory],
                  contexts: int = 1) -> Batch:
   """Returns a batch with the experts that the sampler chose for its tokens.
 
-  They are a new field [rows, tokens, layers x experts per token], with zeros
-  where nothing is known. If no trajectory has them, the batch is unchanged.
+  The field `routing` then has shape [rows, tokens, layers x experts per token],
+  with zeros where nothing is known. If no trajectory has such experts, the
+  batch is unchanged.
 
   Args:
     batch: Batch of numpy arrays, from `trajectory.collate`.

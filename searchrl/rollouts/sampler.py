@@ -53,7 +53,7 @@ class Sampler:
   dialogue: dialogues.Dialogue
   budgets: driver.Budgets
   engine: engines.Engine
-  sync: weight_sync.WeightSync  # from the params of the learner to weights
+  sync: weight_sync.WeightSync  # copies the learner's params into weights
   schedule: driver.Schedule = driver.Schedule()
   together: bool = False  # all processes are one engine and run in lockstep
   stop_table: stops.StopTable | None = None  # None: the engine's own
@@ -121,8 +121,8 @@ class Sampler:
         this process has finished. True means that the rest is not needed.
       watch: Callback that receives each trajectory of this process whenever it
         has grown. A trajectory that is sampled again starts from nothing.
-      routing: Flag that adds to the trajectories the mixture-of-experts experts
-        chosen for each token, which the engine must record.
+      routing: Flag that adds to the trajectories which experts of
+        mixture-of-experts layers were chosen. The engine must record them.
 
     Returns:
       Trajectories without rewards in the order of `requests`, and the search
@@ -209,10 +209,10 @@ def _with_retries(
 
 def search_with_retry(search: SearchFn, queries: Sequence[Query]
                      ) -> list[Any]:
-  """Returns the search results of each query, after one retry of failed ones.
+  """Returns the search result of each query; failed queries are tried twice.
 
-  Before each of both tries, it waits while the engine is out of service. The
-  result of a query that failed twice is a SearchError.
+  Before each try, it waits while the engine is out of service. The result of a
+  query that failed twice is a SearchError.
   """
   results: dict[int, Any] = {}
   missing = [*range(len(queries))]
@@ -242,9 +242,10 @@ def _records(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
 
 
 def _searches_of_first(search: SearchFn) -> engine_wrappers.Wrapped:
-  """Returns a search of the first process, in which the others take part.
+  """Returns a search that only the first process makes.
 
-  The others return no passages; the first process's results are used instead.
+  In the other processes it returns (), which `_results_of_first` replaces. If
+  `search` is joint, they take part in it.
   """
   def search_on_first(queries: Sequence[Any]) -> Sequence[Any]:
     results = search(queries) if processes.is_first() else [()] * len(queries)

@@ -34,7 +34,7 @@ class Scorer:
   judge: rewards.Judge  # gives the reward, and perhaps the outcome
   outcome: Callable[[Trajectory], float] = rewards.em  # if the judge gives none
   name: str = 'the reward'  # name of the judge in error messages
-  # Function to a reward per turn, if the judge gives none; None: no rewards.
+  # Gives a reward per turn if the judge gives none; None: turns have no reward.
   turns: TurnReward | None = None
 
   def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -179,7 +179,7 @@ def _number(name: str, value: Any, trajectory: str) -> float:
 
 
 def _name(trajectories: Sequence[Trajectory]) -> str:
-  """Returns "question 'q7', sample 2", and the number of others."""
+  """Returns a text such as "question 'q7', sample 2, and 3 more"."""
   first, *others = trajectories
   named = f'question {first.question.uid!r}, sample {first.sample}'
   return f'{named}, and {len(others)} more' if others else named

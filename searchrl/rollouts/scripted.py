@@ -34,9 +34,8 @@ class Engine:
       and the turns so far. It is called in threads, and its first error ends
       the rollout.
     encode: Function from a text to token ids.
-    requests: Requests of the rollout, each of which has a slot. The driver of
-      rollouts identifies a turn only by numbers that are computed from its
-      request.
+    requests: Requests of the rollout. Each has a slot. The engine needs them to
+      find the request of a turn, which the driver names only by its `row_ids`.
     length: Maximum number of tokens of a trajectory.
     max_turns: Maximum number of turns of a trajectory.
     threads: Number of simultaneous calls of `write`. With 1, `read` waits for
@@ -143,6 +142,7 @@ def rollout(write: Write, requests: Sequence[Request], *, tokenizer: Any,
 
   Raises:
     ValueError: A prompt is longer than its budget.
+    Exception: The first error that `write` raises.
   """
   engine: Any = Engine(
       write, tokenizer.encode_data, requests=requests, length=length,

@@ -38,7 +38,8 @@ class Teacher:
   Its arguments are a request and the turns so far; it returns a text.
 
   Args:
-    dialogue: Protocol of the conversation. A system message shows its tags.
+    dialogue: Protocol of the conversation. A system message shows the form of
+      its searches and answers.
     tokenizer: Tokenizer of the policy, which was also used to cut passages.
     url: Complete address, such as 'http://127.0.0.1:8001/v1/chat/completions'.
       One that begins with https is called through the environment's proxy.
@@ -185,10 +186,10 @@ def read_text(body: bytes) -> str:
 
 
 def read_turn(body: bytes) -> tuple[str, bool]:
-  """Returns the text in a chat completion, and whether its end was cut off.
+  """Returns the text in a chat completion, and True if it was cut.
 
-  The text may be empty, also where the server's is null. It is cut where it
-  reaches `max_tokens`.
+  A text that reached `max_tokens` was cut. If the text is null, because the
+  model only thought, refused or called a tool, the result is ('', True).
 
   Args:
     body: Body of the server's response.

@@ -38,7 +38,7 @@ from searchrl.runtime import processes
 from searchrl.runtime import progress
 
 _PIECE = 8e6  # bytes per device: a matrix's gathered pieces are at most this
-_LARGE = 256e6  # the same on GPUs
+_LARGE = 256e6  # the same limit on GPUs
 _SMALL = 1e6  # bytes per device: matrices up to this size are gathered whole
 _ALIGNED = 128  # unit of a piece's length, so that it is whole tiles of a TPU
 
@@ -65,7 +65,7 @@ def spans_processes(mesh: Mesh, tensor: int, experts: int | None = None
 
 
 def copies(devices: int, tensor: int) -> int:
-  """Returns how many copies of the weights are on devices that sample.
+  """Returns the number of copies of the weights that `devices` devices have.
 
   Raises:
     ValueError: The number of devices is not a multiple of `tensor`, the number
@@ -78,7 +78,7 @@ def copies(devices: int, tensor: int) -> int:
 
 
 def check_slots(slots: int, copies: int) -> None:
-  """Raises a ValueError if copies of the weights cannot share all slots."""
+  """Raises a ValueError unless the slots can be divided among the copies."""
   if slots % copies:
     raise ValueError(
         f'rollout.max_num_seqs must be a multiple of the {copies} copies '
@@ -322,7 +322,7 @@ def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _bytes_of(leaf: jax.Array) -> int:
-  """Returns the bytes that an array takes on all devices, with its copies."""
+  """Returns the bytes that an array takes on all devices together."""
   part = math.prod(leaf.sharding.shard_shape(leaf.shape))
   return part * leaf.dtype.itemsize * len(leaf.sharding.device_set)
 

@@ -44,8 +44,8 @@ class LocalModel:
     length: Largest number of tokens of a prompt and its text together.
     dtype: Data type of the weights and of the KV cache.
     cache_tokens: Tokens in the KV cache of all slots; 0: slots * length.
-    shape: Directory or hub id of a model of the same shape, which the memory
-      plan reads; '': `path`.
+    shape: Directory or hub id of the model whose shape the memory plan reads;
+      '': `path`.
   """
 
   path: str
@@ -68,16 +68,17 @@ class Engine:
     takes: Names of the options, or a function of the options that returns them;
       None: the keywords of `make`.
     paths: Names of the options that are paths on this machine.
-    inner: Name of the option that lists the inner engines, for an engine that
-      calls others, such as a cache; '': it calls no others.
+    inner: Name of the option that gives the inner engines, for an engine that
+      calls others, such as a cache. The option 'engine' is one engine; an
+      option of another name is a list. '': it calls no others.
     needs_corpus: Trait: the engine searches a corpus that is loaded here.
     is_remote: Trait: the engine waits for a network.
     reads_text_alone: Trait: results depend on a query's text and top_k alone.
       They do not depend on the question, step, sample, turn or earlier turns.
     is_identified: Trait: `describe` and the options identify the searched data.
     depends_on_num_steps: Trait: results depend on train.num_steps.
-    deadline_secs: Function of the options and of the number of queries at a
-      time. It returns the longest time in seconds that servers get.
+    deadline_secs: Function of the options and of the number of queries in a
+      call. It returns the longest time, in seconds, that servers may take.
     local_model: Function of the options that returns the size of the model that
       the engine loads with `load_model`, or None. `--plan` counts its memory.
     is_joint: Trait: processes search together; see `index.joint_search`.
@@ -107,11 +108,11 @@ class Engine:
       lambda corpus, options, load_encoder: {})
 
 
-_LATEST_BM25: dict[tuple, SearchFn] = {}  # the engine that was made last
+_LATEST_BM25: dict[tuple, SearchFn] = {}  # only the engine that was made last
 
 
 def _keywords(function: Callable[..., Any], *others: str) -> tuple[str, ...]:
-  """Returns the names of a function's options, after other names."""
+  """Returns `others`, and then the names of a function's keyword options."""
   return (*others, *(p.name for p in inspect.signature(
       function).parameters.values() if p.kind is p.KEYWORD_ONLY
                      and p.name not in FROM_THE_RUN))
@@ -121,9 +122,9 @@ def _bm25(corpus: Corpus, *, index: str | None = None, **options: Any
           ) -> SearchFn:
   """Returns a function from queries to passages, which ranks by BM25.
 
-  Without `index`, a folder, the corpus is indexed now. The function that was
-  made last is returned again for the same corpus, index and options, so that
-  training and evaluation share it.
+  `index` is the folder of an index on disk. Without it, the corpus is indexed
+  now. A second call with the same corpus, index and options returns the same
+  function, so that training and evaluation share it.
   """
   key = (corpus.digest, index and bm25_files.seal(index), *options.items())
   if key not in _LATEST_BM25:
@@ -139,8 +140,8 @@ def _dense(corpus: Corpus, *, load_encoder: open_index.LoadEncoder | None,
            ) -> SearchFn:
   """Returns a search by vectors.
 
-  They are those of `index` if it is given, otherwise those of an encoder if one
-  or a backend is named, and otherwise those of hashed n-grams.
+  The passages' vectors are read from the folder `index` if it is given. If not,
+  they are made now, by `encoder` or, if that is '', from hashed n-grams.
   """
   if index is not None:
     return open_index.indexed(corpus, index, load_encoder=load_encoder,

@@ -27,7 +27,7 @@ from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 _FORMAT = 1
 _PATIENCE_SECS = 30
 _Key = tuple[str, int]  # text, top_k
-Key = TypeVar('Key', bound=tuple)  # what JSON can hold
+Key = TypeVar('Key', bound=tuple)  # a tuple of JSON values
 
 
 class Cached(engine_wrappers.Outer):
@@ -43,6 +43,7 @@ class Cached(engine_wrappers.Outer):
   Raises:
     ValueError: `index` is empty, `entries` is negative, or the file is not a
       cache of this kind.
+    OSError: The file cannot be used; see `Store`.
   """
 
   def __init__(self, search: SearchFn, *, index: str, path: str = '',
@@ -61,10 +62,10 @@ class Cached(engine_wrappers.Outer):
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Returns the passages, or a SearchError, for each query, in their order.
+    """Returns the passages, or a SearchError, of each query, in order.
 
-    Only queries whose text and top_k are not cached go to the inner search,
-    each of them once. Their passages are cached, and SearchErrors are not.
+    Only queries whose text and top_k are not cached go to the inner search, and
+    equal ones only once. Passages are then cached, and SearchErrors are not.
     """
     keys = [(query.text, query.top_k) for query in queries]
     known = self._known([*dict.fromkeys(keys)])
@@ -85,7 +86,7 @@ class Cached(engine_wrappers.Outer):
     return [results[key] for key in keys]
 
   def pop(self) -> dict[str, float]:
-    """Returns the metrics since the last call, by name, and resets them.
+    """Returns the metrics since the last `pop`, by name.
 
     They are the share of queries that were answered without the inner search,
     the counts of damaged and of unwritten records in the file, and the inner
@@ -125,7 +126,8 @@ class Store:
   """Results in a SQLite file, which processes on one machine may share.
 
   Attributes:
-    faults: Number of damaged records, and number of records not written.
+    faults: Counts of records that were 'damaged' when they were read, or that
+      were 'unwritten' because SQLite could not write them.
 
   Args:
     path: Path of the file.
@@ -155,7 +157,10 @@ class Store:
       raise self._not_a_cache(str(error)) from error
 
   def read(self, index: str, keys: Sequence[Key]) -> dict[Key, Any]:
-    """Returns the stored results of some keys, without damaged records."""
+    """Returns the stored results by key, without missing and damaged ones.
+
+    The arguments are as in `write`, and the errors are those of the class.
+    """
     keys_by_name = {_name(index, key): key for key in keys}
     with self._lock:
       try:
@@ -175,8 +180,8 @@ class Store:
   def write(self, index: str, results: Mapping[Key, Any]) -> None:
     """Writes results, which must be JSON values, to the file.
 
-    A new result replaces the old one of its key. If SQLite cannot write, for
-    instance to a full disk, the results are counted and dropped.
+    A new result replaces the old result of its key. If SQLite cannot write, for
+    instance to a full disk, the results are dropped, and counted in `faults`.
 
     Args:
       index: Name of the searched data.
@@ -195,7 +200,10 @@ class Store:
         self.faults.add(unwritten=len(rows))
 
   def _open(self) -> bool:
-    """Returns whether the file could be opened; if not, it is locked.
+    """Opens the file, and makes its table if it is new.
+
+    Returns:
+      True, or False if another process locks the file.
 
     Raises:
       ValueError: See the class.

@@ -13,7 +13,7 @@ from searchrl.trajectory import SearchError, ToolResult, is_search
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A call of an engine or another tool, which answers many queries."""
+  """One call of an engine or of another tool, for one or more queries."""
 
   secs: float  # seconds until the call returned or was given up
   queries: int
@@ -21,7 +21,7 @@ class Call:
   errors: int = 0  # queries that ended in any SearchError
   empty: int = 0  # queries that succeeded and found no passage
   tool: str = 'search'
-  wrong: int = 0  # calls by the policy that a tool said were wrong
+  wrong: int = 0  # calls by the policy that a tool rejected as wrong
 
 
 def count(secs: float, results: Sequence[Any], tool: str = 'search') -> Call:
@@ -44,12 +44,14 @@ def describe(calls: Sequence[Call]) -> dict[str, float]:
   """Returns counts, rates and latencies of calls, as metrics by name.
 
   The names begin with search/ for all searches together, and with tool/NAME/
-  for each other tool that was called. Per group there are the number of
-  queries, the mean number of queries per call, the number of failed queries,
-  and the fractions of queries that timed out and that found nothing or, for
-  another tool, were wrong. Fractions of no queries are 0. Latencies are the
-  50th and 95th percentiles over the calls, in milliseconds; a group without
-  calls has none.
+  for each other tool that was called. They end with:
+
+    queries, failed_queries: Numbers of all and of failed queries.
+    batch_size: Mean number of queries per call.
+    timeout_rate: Share of queries that timed out; 0 without queries.
+    empty_rate, only of searches: Share of queries that found nothing.
+    wrong_rate, only of other tools: Share of calls that the tool rejected.
+    latency_ms/p50, /p95: Percentiles over the calls; absent without calls.
   """
   tools = sorted({call.tool for call in calls if not is_search(call.tool)})
   metrics = _describe([call for call in calls if is_search(call.tool)],
@@ -65,7 +67,7 @@ def describe(calls: Sequence[Call]) -> dict[str, float]:
 
 
 def _describe(calls: Sequence[Call], group: str) -> dict[str, float]:
-  """Returns the metrics of the calls of a group of tools."""
+  """Returns the metrics of some calls, with names that begin with `group`/."""
   queries = sum(call.queries for call in calls)
   values = {
       f'{group}/queries': queries,

@@ -160,6 +160,8 @@ def repeated_id(path: pathlib.Path, uid: str, first: int, second: int
 def write(path: str | pathlib.Path, passages: Iterable[Passage]) -> None:
   """Writes passages as {"id", "contents"} lines, without their scores.
 
+  The file is compressed by gzip if its name ends in .gz.
+
   Raises:
     ValueError: Two passages have the same id, there is no passage, or a title
       has more than one line.
@@ -186,14 +188,14 @@ def format_line(passage: Passage) -> bytes:
 
 
 def parse(line: bytes, place: str) -> Passage:
-  """Returns the passage of a line.
+  """Returns the passage of a line; this module's docstring has the forms.
 
   Args:
     line: JSON object in UTF-8.
     place: Name of the line in errors, such as 'line 3 of c.jsonl'.
 
   Raises:
-    ValueError: The line is not such an object.
+    ValueError: The line has another form, or its title has several lines.
   """
   try:
     record = json.loads(line)
@@ -249,15 +251,17 @@ def _split(contents: str) -> tuple[str, str]:
 
 
 def _bare(title: str) -> str:
-  """Returns a title without quotes, which Search-R1's server leaves out."""
+  """Returns a title without the quotes that Search-R1's server leaves out."""
   return title.strip().strip('"')
 
 
 def title_and_text(record: dict[str, Any]) -> tuple[str, str] | None:
   """Returns the title and the text of a passage with this library's keys.
 
-  The result is None if the record has neither contents, nor title and text, as
-  strings. A title of its own field may have several lines.
+  The first line of `contents` is the title. But if it has no quotes and the
+  record has another `title`, that is used, and all `contents` are the text. The
+  result is None if the record has neither contents, nor title and text, as
+  strings. A title from the field `title` may have several lines.
   """
   match record:
     case {'contents': str(contents)}:

@@ -37,14 +37,14 @@ class Counts:
         self._numbers[name] += number
 
   def pop(self) -> dict[str, float]:
-    """Returns the sums since the last call, 0 for other names."""
+    """Returns the sums since the last `pop`, by name; 0 for other names."""
     with self._lock:
       numbers, self._numbers = self._numbers, collections.defaultdict(int)
     return numbers
 
 
 class Outer:
-  """The methods of a search that calls other searches, its field `inner`."""
+  """Methods of a search that calls the searches in its field `inner`."""
 
   inner: tuple[Callable[..., Any], ...]
 
@@ -62,7 +62,7 @@ class Outer:
 
   @property
   def is_joint(self) -> bool:
-    """True if processes search together."""
+    """True if an inner search is joint, so that all processes take part."""
     return any(map(is_joint, self.inner))
 
   def finish(self) -> None:
@@ -78,7 +78,8 @@ class Wrapped(Outer):
   Attributes:
     search: Function that answers the queries, or the calls of a tool.
     inner: The searches that it calls.
-    tools: Functions of a dialogue's tools by name, if it is a `toolset`.
+    tools: Function of each tool of a dialogue by the tool's name, if this is a
+      `toolset`; else None.
   """
 
   search: Callable[[Sequence[Any]], Sequence[Any]]
@@ -106,20 +107,20 @@ def toolset(tools: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
 
 
 def tools_of(search: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
-  """Returns the functions of a toolset. A search alone has one function."""
+  """Returns a toolset's functions by name; {'search': search} for a search."""
   return getattr(search, 'tools', None) or {'search': search}
 
 
 def each(search: Callable[..., Any], wrap: Callable[..., Any]
         ) -> Callable[..., Any]:
-  """Returns a search or a toolset whose functions are all wrapped by `wrap`."""
+  """Returns `wrap(search)`, or a toolset with each function so wrapped."""
   if getattr(search, 'tools', None) is None:
     return wrap(search)
   return toolset({name: wrap(tool) for name, tool in tools_of(search).items()})
 
 
 def pop(search: Callable[..., Any]) -> dict[str, float]:
-  """Returns and resets the metrics of a search; empty if it keeps none."""
+  """Returns the metrics of a search, and resets them; {} if it has none."""
   return search.pop() if hasattr(search, 'pop') else {}
 
 
@@ -130,7 +131,7 @@ def wait(search: Callable[..., Any]) -> None:
 
 
 def is_joint(search: Callable[..., Any]) -> bool:
-  """Returns whether processes search together."""
+  """Returns True if all processes take part in each call of a search."""
   return getattr(search, 'is_joint', False)
 
 
@@ -148,8 +149,8 @@ def with_typed_errors(search: SearchFn) -> Wrapped:
 
   If `search` raises, each query gets SearchError('unavailable'). If it returns
   another number of results than there are queries, each query gets
-  SearchError('bad_response'), and so does a query with a result of another
-  type. Time is not limited here; the code that calls the result has to limit it.
+  SearchError('bad_response'). A single result of a wrong type is replaced by
+  SearchError('bad_response'). Time is not limited here; the caller limits it.
   """
 
   def safe(queries: Sequence[Query]) -> list[Passages | SearchError]:
@@ -167,7 +168,10 @@ def with_typed_errors(search: SearchFn) -> Wrapped:
 
 
 def _typed(result: Any, asked: Query | ToolCall) -> Any:
-  """Returns a result as the run uses it, or a SearchError if it cannot."""
+  """Returns a result with checked types, or a SearchError if one is wrong.
+
+  A Query (`asked`) needs Passages, and a ToolCall needs a ToolResult.
+  """
   if isinstance(result, SearchError):
     return result
   if isinstance(asked, ToolCall):
@@ -186,7 +190,7 @@ def _typed(result: Any, asked: Query | ToolCall) -> Any:
 
 
 def _passages(values: Any) -> Passages | None:
-  """Returns passages with scores of type float; None if one is no passage."""
+  """Returns passages as a tuple with float scores; None if a value is wrong."""
   if not isinstance(values, list | tuple) or not all(
       isinstance(value, Passage) and isinstance(value.score, numbers.Real)
       and math.isfinite(value.score) and all(isinstance(text, str) for text in (

@@ -31,7 +31,8 @@ _OF_USERS: dict[str, Any] = dict(reads_text_alone=False, is_identified=False)
 _PAPERS = pathlib.Path(__file__).parents[1] / 'papers'
 
 
-# How a trait of an engine follows from its own and from those of its parts.
+# The trait of an engine with inner engines: whether `any` or `all` of them,
+# itself included, have the trait.
 _COMBINE = {'needs_corpus': any, 'is_remote': any, 'reads_text_alone': all,
             'is_identified': all, 'depends_on_num_steps': any, 'is_joint': any}
 
@@ -42,14 +43,15 @@ class Spec:
 
   Attributes:
     name: Key of ENGINES, or 'module:function'.
-    engine: Kind of the engine.
+    engine: The kind of engine that `name` stands for.
     options: Options of the engine.
     parts: Inner engines that the engine calls, such as the engine behind a
       cache.
     field: Config field that has the options, for error messages.
     needs_corpus, is_remote, reads_text_alone, is_identified,
-      depends_on_num_steps, is_joint: Traits as in `Engine`, combined over the
-      engine and its parts.
+      depends_on_num_steps, is_joint: Traits as in `Engine`, of the engine and
+      its parts together. All of them must have reads_text_alone and
+      is_identified; for the other traits, one of them is enough.
   """
 
   name: str
@@ -76,15 +78,15 @@ class Spec:
 
   @property
   def local_model(self) -> LocalModel | None:
-    """The first model that an engine of `whole` samples from here, or None."""
+    """The first language model that an engine of `whole` loads, or None."""
     models = (spec.engine.local_model(spec.options) for spec in self.whole)
     return next(filter(None, models), None)
 
   def rows_on_devices(self, memory: float, hosts: int) -> dict[str, float]:
-    """Returns what the engine holds on a process's devices: name -> bytes.
+    """Returns {description: bytes} of the vectors on a process's devices.
 
-    These are rows of vectors. `memory` is the bytes of these devices, and
-    `hosts` the number of processes.
+    All engines of `whole` count. `memory` is the number of bytes that these
+    devices have, and `hosts` is the number of processes.
     """
     rows: dict[str, float] = {}
     for spec in self.whole:
@@ -92,26 +94,27 @@ class Spec:
     return rows
 
   def deadline_secs(self, queries: int) -> float:
-    """Returns the most seconds that `queries` queries may take.
+    """Returns the longest time, in seconds, that a call may take.
 
-    It is 0 if no engine calls a server. Inner engines are asked at the same
-    time; an engine that does not do so counts the others as its own seconds.
+    The call has `queries` queries. The result is 0 if no engine calls a server.
+    Else it is the engine's own time plus that of its slowest part, because most
+    engines call their parts at the same time.
     """
     return self.engine.deadline_secs(self.options, queries) + max(
         (part.deadline_secs(queries) for part in self.parts), default=0.0)
 
 
 def traits(**values: Any) -> Callable[[Callable], Callable]:
-  """Returns a decorator that sets traits of a user's engine.
+  """Returns a decorator for a user's engine, which sets traits of the engine.
 
-  Without it the engine needs a corpus, is not remote, and may read more of a
-  query than its text, so that a cache around it is refused.
+  An engine without the decorator needs a corpus and is not remote. It may read
+  more of a query than its text, so that it cannot be inside a cache.
 
   Args:
     **values: Fields of `Engine`, such as needs_corpus=False or is_remote=True.
 
   Raises:
-    TypeError: A name is not a trait of an engine.
+    TypeError: A name is not a field of `Engine`. The decorator raises it.
   """
   def mark(function):
     function.search_engine = Engine(function, **{**_OF_USERS, **values})
@@ -121,10 +124,13 @@ def traits(**values: Any) -> Callable[[Callable], Callable]:
 
 
 def find(name: str, field: str = 'search.engine') -> Engine:
-  """Returns the engine with a name: a built-in one, or a user's function.
+  """Returns the kind of engine that a name stands for.
+
+  The name is a key of ENGINES, or 'module:function' of a user. `field` is the
+  config field that has the name, for errors.
 
   Raises:
-    ValueError: There is no such engine; the message names the config field.
+    ValueError: There is no such engine.
   """
   if name in ENGINES:
     return ENGINES[name]
@@ -137,9 +143,9 @@ def find(name: str, field: str = 'search.engine') -> Engine:
 
 
 def _engine_of_a_paper(name: str) -> str:
-  """Returns a hint with the full name of a paper's engine, or ''.
+  """Returns a hint with the full name of the paper's engine `name`.
 
-  It is '' if no module in `searchrl.papers` has an engine of this name.
+  The hint is '' if no module in `searchrl.papers` has such an engine.
   """
   for file in _PAPERS.glob('*/*.py'):
     if file.stem == name and 'def make(corpus' in file.read_text():
@@ -153,7 +159,7 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
   """Returns a Spec: a named engine with its options, inner engines and traits.
 
   Inner engines, such as the one behind a cache, are parsed in the same way.
-  Options are not checked here; see `check`.
+  The options themselves are checked by `check`, not here.
 
   Args:
     name: Name of a built-in engine, or 'module:function' of a user.
@@ -162,9 +168,9 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
     field: Config field of the options, for errors.
 
   Raises:
-    ValueError: There is no such engine, a part is not given as dict(name=...,
-      **options), or a cache is built around a part that reads more of a query
-      than its text and top_k.
+    ValueError: There is no such engine, an inner engine is not given as
+      dict(name=..., **options), or a cache is built around an engine that reads
+      more of a query than its text and top_k.
   """
   engine, parts = find(name, engine_field), []
   inner, inner_field = options.get(engine.inner), f'{field}.{engine.inner}'
@@ -196,7 +202,11 @@ def parse(name: str, options: Options, engine_field: str = 'search.engine',
 
 
 def check(spec: Spec) -> None:
-  """Raises a ValueError if an option is unknown, missing or not a path here."""
+  """Raises a ValueError if an option of an engine or of its parts is wrong.
+
+  An option is wrong if it is unknown, missing, or a path on another machine. A
+  user's function whose first argument is not the corpus is an error, too.
+  """
   signature = inspect.signature(spec.engine.make)
   first = next(iter(signature.parameters.values()), None)
   if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
@@ -247,9 +257,9 @@ def make(
   """Makes the search engine that a name and options describe.
 
   The engine is a function from a list of queries to a list with a result for
-  each query: a tuple of at most top_k passages, or a SearchError. Of the
-  keywords `seed`, `steps`, `load_encoder`, `load_judge` and `load_model`, an
-  engine gets only those that its own function has.
+  each query: a tuple of at most top_k passages, or a SearchError. The arguments
+  from `seed` to `load_model` are passed to the engine's own function, each only
+  if that function has a parameter of this name.
 
   Args:
     name: Key of ENGINES, or 'module:function' for a user's engine.
@@ -264,7 +274,7 @@ def make(
 
   Raises:
     ValueError: There is no engine of that name, an option does not exist, is
-      missing or out of range, or a user's function returns no search.
+      missing or out of range, or a user's function does not return a function.
     TypeError: An option has the wrong type.
   """
   spec = parse(name, options)
@@ -276,9 +286,9 @@ def make(
 
 def _make(spec: Spec, corpus: AnyCorpus | None, run: Mapping[str, Any]
          ) -> SearchFn:
-  """Builds the parts of an engine, and then the engine.
+  """Builds the inner engines of an engine, and then the engine itself.
 
-  Its function is given those keywords of the run that it has.
+  The engine's function gets those items of `run` that it has a parameter for.
   """
   named = inspect.signature(spec.engine.make).parameters
   keywords = {
@@ -300,9 +310,9 @@ def describe(name: str, corpus: AnyCorpus | None, options: Options, *,
              ) -> dict[str, Any]:
   """Returns facts about the data that an engine searches, for a run's record.
 
-  They are the engine's name, the corpus's digest and number of passages, more
-  facts by kind of engine, such as the recall of an index, and the same for each
-  inner engine.
+  'engine' is the engine's name. If there is a corpus, 'corpus' is its digest
+  and 'passages' its number of passages. A kind of engine may add more, such as
+  'index'. 'engines' is a list of such facts, one entry per inner engine.
   """
   spec, facts = parse(name, options), dict[str, Any](engine=name)
   if corpus is not None:
@@ -316,10 +326,11 @@ def describe(name: str, corpus: AnyCorpus | None, options: Options, *,
 
 
 def settings(name: str, options: Options) -> dict[str, Any]:
-  """Returns an engine's name and those of its options that results depend on.
+  """Returns an engine's name and the options that its results depend on.
 
-  Paths are left out. So are all options of an engine that only asks a server,
-  such as its address. Inner engines follow as 'engines'.
+  The name is 'engine'. Paths are left out. So are all options of an engine that
+  only asks a server, such as the server's address. 'engines' is a list of the
+  settings of the inner engines. All values are JSON values.
   """
   spec = parse(name, options)
   apart = {*spec.engine.paths, spec.engine.inner}
@@ -334,7 +345,7 @@ def settings(name: str, options: Options) -> dict[str, Any]:
 
 def _fingerprint(spec: Spec, corpus: AnyCorpus | None,
                  load_encoder: open_index.LoadEncoder | None) -> str:
-  """Returns a digest of the data that an engine searches; '' if unknown."""
+  """Returns a digest of an engine's data and options; '' if not identified."""
   if not spec.is_identified:
     return ''
   parts = [_fingerprint(part, corpus, load_encoder) for part in spec.parts]

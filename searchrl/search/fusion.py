@@ -12,14 +12,15 @@ from searchrl.trajectory import Passage, Passages, Query, SearchError, SearchFn
 
 
 def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
-  """Merges rankings by reciprocal rank.
+  """Merges rankings by reciprocal rank; returns the top_k best passages.
 
     score(p) = sum over rankings with p of  1 / (k + rank of p)
 
   Ranks count from 1. Passages with equal id, title and text are the same
-  passage, and within one ranking its first occurrence counts. Among equal
-  scores, the passage with the better best rank comes first, then the passage of
-  the earlier ranking. The engines' own scores are not used.
+  passage, and within one ranking its first occurrence counts. Of two passages
+  with equal scores, the passage with the better rank in any ranking comes
+  first, and else the passage of the earlier ranking. The engines' own scores
+  are not used.
 
   Source: Cormack, Clarke and Buettcher 2009, Reciprocal Rank Fusion outperforms
     Condorcet and individual Rank Learning Methods, SIGIR; its k is 60.
@@ -40,14 +41,14 @@ def fused(engines: Sequence[SearchFn], *, k: float = 5.0, depth: int = 50
          ) -> SearchFn:
   """Returns a search that asks all engines at once and merges their rankings.
 
-  A query that fails in one engine fails, because a fusion without one of its
-  engines would be a different engine.
+  A query that fails in one engine gets its SearchError, because a fusion
+  without one of its engines would be a different engine.
 
   Args:
     engines: The engines, at least one, over the same passages.
-    k: Constant of the weight 1 / (k + rank). With a larger k, ranks have more
-      equal weights. The usual 60 is too large for agents, which read few
-      passages (BENCHMARKS.md).
+    k: Constant of the weight 1 / (k + rank). The larger k is, the less the
+      weights of ranks differ. The usual 60 is too large for agents, which read
+      few passages (BENCHMARKS.md).
     depth: Number of passages requested from each engine, or top_k if that is
       larger.
 

@@ -58,10 +58,10 @@ def answers(search: SearchFn, questions: Sequence[Question], *,
     batch: Number of queries per call.
 
   Returns:
-    Shares in [0, 1]. `retrieval/recall@k`, `retrieval/word_recall@k` (a failed
-    search counts as not found) and `retrieval/failed` are shares of the
-    questions that were searched. `retrieval/left_out` is a share of all
-    questions.
+    Shares in [0, 1]. `retrieval/recall@k`, `retrieval/word_recall@k` (for whole
+    words) and `retrieval/failed` (failed searches, which found nothing) are
+    shares of the questions that were searched. `retrieval/left_out` is a share
+    of all questions.
   """
   queries = [Query(question.text, max(top_ks), question)
              for question in questions if not any(

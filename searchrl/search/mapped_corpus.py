@@ -32,7 +32,7 @@ class MappedCorpus:
 
   Attributes:
     digest: SHA-256, in hex, of the file that `corpus.write` would write.
-    ids_are_positions: Whether the ids are '0', '1', '2', ... in order.
+    ids_are_positions: True if the ids are '0', '1', '2', ... in order.
   """
 
   def __init__(self, path: pathlib.Path, starts: Int[np.ndarray, 'N'],
@@ -67,7 +67,7 @@ AnyCorpus = corpora.Corpus | MappedCorpus
 
 
 class _Texts(Sequence[str]):
-  """Sequence of a corpus's texts by position, read lazily."""
+  """The texts of a corpus by position. Each is read when it is accessed."""
 
   def __init__(self, corpus: MappedCorpus):
     self._corpus = corpus
@@ -101,7 +101,8 @@ def open_(path: str | pathlib.Path) -> MappedCorpus:
   Raises:
     FileNotFoundError: There is no such file.
     ValueError: A line is not a passage, a title has more than one line, an id
-      occurs twice, or the file has no passage or is compressed.
+      occurs twice, the file has no passage or is compressed, or the offsets
+      cannot be written.
   """
   path = corpora.locate(path)
   if path.suffix == '.gz':
@@ -119,7 +120,7 @@ def _beside(path: pathlib.Path, kind: str) -> pathlib.Path:
 
 
 def _state(path: pathlib.Path) -> dict[str, int]:
-  """Returns values that change when the file changes: its size and mtime."""
+  """Returns the format of a scan, and the file's size and time of change."""
   stat = path.stat()
   return {'format': _FORMAT, 'bytes': stat.st_size,
           'mtime_ns': stat.st_mtime_ns}
@@ -166,7 +167,7 @@ def _hash(uid: str) -> int:
 
 def _check_unique(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
                   hashes: Int[np.ndarray, 'N']) -> None:
-  """Raises a ValueError for the first id that occurs twice."""
+  """Raises a ValueError if an id occurs twice; `hashes` are the ids' hashes."""
   order = np.argsort(hashes, kind='stable')
   ranked = hashes[order]
   corpus = MappedCorpus(path, starts, '', False)  # ids may share hashes
@@ -188,7 +189,10 @@ def _line(path: pathlib.Path, start: int) -> int:
 
 def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
              facts: dict[str, Any]) -> None:
-  """Writes the offsets, and then the json that makes readers accept them."""
+  """Writes the offsets, and then the json that makes readers accept them.
+
+  If the disk refuses, it raises a ValueError.
+  """
   try:
     with atomic_files.new_file(_beside(path, 'npy')) as temporary:
       with temporary.open('wb') as file:

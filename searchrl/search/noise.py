@@ -15,9 +15,9 @@ from searchrl.trajectory import Passages, Query, SearchFn
 def random_passages(corpus: Corpus, *, seed: int) -> SearchFn:
   """Returns a search that draws passages uniformly, without replacement.
 
-  Every score is 0. A draw depends on the seed, the question's uid and the
-  query's text alone, not on the other queries of the call. A blank query finds
-  nothing.
+  Every score is 0. The passages of a query depend on the seed, the question's
+  uid, the query's text and top_k, but not on the other queries of the call. A
+  blank query finds nothing.
   """
 
   def answer(query: Query) -> Passages:

@@ -33,9 +33,8 @@ def reranked(engine: SearchFn, score: ScoreFn, *, candidates: int = 10
     the engine's order.
 
   Raises:
-    ValueError: The number of candidates is below 1. A search raises one if
-      `score` returns another number of scores than of pairs, or a score that is
-      not finite.
+    ValueError: The number of candidates is below 1. The search itself raises a
+      ValueError unless `score` returns one finite score per pair.
   """
   if candidates < 1:
     raise ValueError('search.options.candidates must be at least 1, but is '

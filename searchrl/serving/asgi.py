@@ -54,12 +54,12 @@ class HttpOptions:
   not arrived after the shorter of the two times gets 408.
   """
 
-  host: str = '127.0.0.1'  # others can connect unless it is loopback
+  host: str = '127.0.0.1'  # other machines can connect unless it is loopback
   port: int = 8000  # 0: any free port
   token: str = dataclasses.field(default='', repr=False)  # '': none is needed
   deadline_secs: float = 30.0
   idle_secs: float = 60.0
-  connections: int = 1024  # with a request in progress; one more gets 503
+  connections: int = 1024  # most requests in progress; one more gets 503
 
   def __post_init__(self):
     check_positive(self, zero=('port',))
@@ -71,7 +71,7 @@ def check_positive(options: Any, prefix: str = '', zero: Sequence[str] = ()
                    ) -> None:
   """Raises a ValueError unless all numbers in a dataclass are positive.
 
-  Fields in `zero` may be 0. The message has the prefix before a field's name.
+  Fields in `zero` may be 0. The message names a field as serve.<prefix><name>.
   """
   option_rules.check(f'serve.{prefix}', *(
       (name, value, value >= 0, 'at least 0') if name in zero else
@@ -100,7 +100,7 @@ def take_options(serve: Mapping[str, Any]
 
 
 class Refused(Exception):
-  """Exception: a request is refused, in any of the servers.
+  """Exception of a handler that refuses a request; `why` is the message.
 
   Attributes:
     status: HTTP status.
@@ -116,6 +116,9 @@ class Refused(Exception):
 
 class HttpServer:
   """A server of an application, which listens at its address once it is made.
+
+  Attributes:
+    url: URL of the server, without a path.
 
   Raises:
     ValueError: The address is taken, or does not belong to this machine.
@@ -139,9 +142,7 @@ class HttpServer:
         name='http', daemon=True)
 
   def start(self) -> None:
-    """Starts to answer, and raises the limit of open files.
-
-    The limit is the highest that the system permits.
+    """Starts to answer, and lets the process open as many files as it may.
 
     Raises:
       RuntimeError: The thread that answers has ended.
@@ -202,7 +203,7 @@ class HttpServer:
 def application(routes: Sequence[Route], *,
                 write: Callable[[Request, Refused], str],
                 warn: Callable[[str], None], token: str = '') -> Starlette:
-  """Makes an application whose handlers refuse a request by raising `Refused`.
+  """Returns an application; its handlers refuse a request by raising `Refused`.
 
   Args:
     routes: Routes with their handlers.
@@ -329,7 +330,12 @@ def serve(server: Any, what: str, options: HttpOptions, *,
 
 
 async def _pieces(receive: Receive, max_bytes: int) -> AsyncIterator[bytes]:
-  """Yields the pieces of a body of at most `max_bytes` bytes."""
+  """Yields the pieces of a body of at most `max_bytes` bytes.
+
+  Raises:
+    Refused: The body is larger (413).
+    ClientDisconnect: The client disconnected.
+  """
   size, is_unread = 0, True
   while is_unread:
     message = await receive()

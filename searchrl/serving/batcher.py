@@ -29,7 +29,7 @@ class _Item:
   """Queries from one caller that go into one call."""
 
   queries: Sequence[Query]
-  deadline: float
+  deadline: float  # by time.monotonic()
   future: futures.Future[Results]
 
 
@@ -40,9 +40,10 @@ class Batcher:
     search: Search engine, called by one thread at a time. An exception becomes
       a SearchError('unavailable') for each query.
     batch_queries: Maximum number of queries in a call.
-    gather_secs: Seconds to wait for more queries before a search.
-    waiting_queries: Maximum number of waiting queries. A call that would
-      exceed it is refused.
+    gather_secs: Seconds that an idle batcher waits for more queries before it
+      calls the engine.
+    waiting_queries: Maximum number of waiting queries. `submit` refuses queries
+      that would exceed it.
     on_call: Function that receives, for each call, its number of queries, its
       number of distinct queries, and its seconds.
 
@@ -95,7 +96,10 @@ class Batcher:
     return [item.future for item in items]
 
   def close(self, within_secs: float) -> None:
-    """Accepts no more queries, answers the waiting ones, ends the thread."""
+    """Accepts no more queries, answers the waiting ones, ends the thread.
+
+    It returns after `within_secs` at the latest.
+    """
     with self._changed:
       self._closing = True
       self._changed.notify()
@@ -114,7 +118,10 @@ class Batcher:
         self._answer(batch)
 
   def _take(self) -> list[_Item]:
-    """Returns the oldest items for one call that can still be answered."""
+    """Takes the oldest items, as many as one call may have, off the queue.
+
+    Cancelled items are dropped, and late items get SearchError('timeout').
+    """
     batch: list[_Item] = []
     size = 0
     with self._changed:

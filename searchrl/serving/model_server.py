@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An HTTP server of a policy, with OpenAI's completions API.
 
-`openai_api` reads and writes the bodies. An error has a status and the field's
-name: 400, 401 (no token), 404, 408 (slow sender), 413 (too large), 429 (too
-many choices waiting, retry later), 503 (ending, failed, or too many requests
-under way), 504 (too late). It never shows internals.
+`openai_api` reads and writes the bodies. An error has a status, and the name of
+a wrong field: 400 (bad request), 401 (no token), 404 (no such page or model),
+408 (slow sender), 413 (too large), 429 (too many choices waiting, retry later),
+500 (a fault of the server), 503 (ending, failed, or too many requests under
+way), 504 (too late). Its text never shows internals.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ class Options:
   name: str  # name by which requests ask for the model
   http: asgi.HttpOptions = asgi.HttpOptions(port=8001, deadline_secs=600.0)
   limits: openai_api.Limits = openai_api.Limits()
-  waiting: int = 256  # choices that wait for a slot; above, a request gets 429
+  waiting: int = 256  # most choices that may wait; above, a request gets 429
 
   def __post_init__(self):
     asgi.check_positive(self)
@@ -52,6 +53,10 @@ class Options:
 
 class Server:
   """A server that listens once it is made, and answers after `start`.
+
+  Attributes:
+    address: URL of the server, without a path.
+    start: Function that starts to answer; see `asgi.HttpServer.start`.
 
   Args:
     generator: Generator that continues prompts. `stop` closes it.
@@ -134,9 +139,9 @@ class Server:
 
 
 class _EventStream(StreamingResponse):
-  """A stream of server-sent events that frees its slots at its end.
+  """A response that is a stream of server-sent events.
 
-  It ends early if the client disconnects.
+  It also ends if the client disconnects. Its slots of the engine are then free.
   """
 
   def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]):
@@ -163,9 +168,9 @@ async def _with_error(first: bytes, events: AsyncGenerator[bytes, None]
 async def _pieces(generator: generation.Generator,
                   choices: list[generation.Choice], deadline: float
                   ) -> AsyncGenerator[generation.Piece, None]:
-  """Yields the pieces from the generator's thread until all choices finish.
+  """Yields the pieces of text of all choices, as the generator samples them.
 
-  It cancels the choices if it is closed earlier.
+  If this iterator is closed before the end, the choices are cancelled.
 
   Raises:
     Refused: Too many choices wait, the deadline has passed, or the generator
@@ -200,11 +205,11 @@ async def _pieces(generator: generation.Generator,
 
 
 def choices(request: openai_api.Request) -> list[generation.Choice]:
-  """Returns the answers that a request asks for, which are to be sampled.
+  """Returns the choices of a request: `n` continuations of each prompt.
 
-  Their random numbers depend only on the request's seed and on the number of
-  the answer, not on the prompt or any other field. Without a seed, each request
-  has other random numbers.
+  The random numbers of a choice depend only on the request's seed and on the
+  number of the choice, not on the prompt or any other field. Without a seed,
+  each request has other random numbers.
   """
   uid = (secrets.token_hex(16) if request.seed is None else
          f'seed {request.seed}')

@@ -28,7 +28,7 @@ _NEUTRAL = {  # fields that are legal with their neutral value only
     'response_format': {'type': 'text'}, 'modalities': ['text']}
 _COMMON = ('model', 'n', 'max_tokens', 'temperature', 'top_p', 'top_k', 'min_p',
            'stop', 'seed', 'logprobs', 'stream', 'stream_options')
-_ERRORS = {  # status: type and code of an error; for all others, a bad request
+_ERRORS = {  # status: type and code of the error; any other: a bad request
     401: ('authentication_error', 'invalid_api_key'),
     429: ('rate_limit_error', 'rate_limit_exceeded'),
     500: ('server_error', None), 503: ('server_error', None),
@@ -49,7 +49,7 @@ class Refused(asgi.Refused):
 
 
 def write_error(refusal: asgi.Refused) -> str:
-  """Returns the body of an error response, JSON."""
+  """Returns the JSON body of an error response."""
   kind, code = _ERRORS.get(refusal.status, ('invalid_request_error', None))
   return json.dumps({'error': {
       'message': str(refusal).removesuffix('.') + '.', 'type': kind,
@@ -74,22 +74,22 @@ class Request:
   is_chat: bool
   prompts: tuple[tuple[int, ...], ...]
   budgets: tuple[int, ...]  # tokens to sample for each prompt, at most
-  n: int
+  n: int  # choices per prompt
   draw: sampling.Draw
   stops: tuple[str, ...]
   seed: int | None
   logprobs: bool
   stream: bool
-  include_usage: bool  # whether a stream ends with the usage
+  include_usage: bool  # True: a stream ends with the numbers of tokens
 
 
 def read(body: bytes, *, is_chat: bool, name: str, tokenizer: Any, length: int,
          limits: Limits) -> Request:
-  """Reads a request.
+  """Returns the request that a JSON body contains, after a check.
 
   Args:
-    body: Body of the request, JSON.
-    is_chat: Whether it is for /v1/chat/completions, not /v1/completions.
+    body: Body of the request.
+    is_chat: True for /v1/chat/completions, False for /v1/completions.
     name: Name of the model that is served.
     tokenizer: Tokenizer; see `agent.tokenizer`. It is not thread-safe.
     length: Largest number of tokens of a prompt and its continuation.
@@ -155,10 +155,10 @@ def _number(record: _Record, name: str, default: Any, low: float, high: float
             ) -> Any:
   """Returns the field `name` of a request, or the default if it is missing.
 
-  It has the type of the default, float or int.
+  The number is a float if the default is a float, and else an int.
 
   Raises:
-    Refused: It is no such number, or is not from `low` to `high`.
+    Refused: The field is not such a number, or is not from `low` to `high`.
   """
   value = record.get(name, default)
   if value is default:
@@ -213,7 +213,10 @@ def _is_text(text: str) -> bool:
 
 
 def _prompts(record: _Record, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-  """Returns the prompts given as a text, ids, or a list of either."""
+  """Returns the token ids of each prompt.
+
+  The field `prompt` is a text, a list of ids, or a list of such prompts.
+  """
   value = record.get('prompt')
   texts = [value] if isinstance(value, str) or _are_ids(value) else value
   if not isinstance(texts, list) or not texts or not all(
@@ -238,7 +241,10 @@ def _are_ids(value: Any) -> bool:
 
 
 def _chat(record: _Record, tokenizer: Any) -> tuple[tuple[int, ...]]:
-  """Returns the ids of a conversation, as the model's template writes it."""
+  """Returns the token ids of the only prompt: a conversation.
+
+  The model's chat template writes it.
+  """
   messages = record.get('messages')
   if not isinstance(messages, list) or not messages:
     raise Refused('messages', 'must be a list of at least one message.')
@@ -282,7 +288,8 @@ def _budgets(record: _Record, prompts: Sequence[Sequence[int]], length: int,
              is_chat: bool, where: str) -> tuple[int, ...]:
   """Returns the maximum number of new tokens for each prompt.
 
-  The default is 16, or in a chat all that fit.
+  The default is 16, or in a chat as many as fit `length` with the prompt.
+  `where` is the field of the prompts, for errors.
   """
   room = length - max(map(len, prompts))
   if room < 1:
@@ -307,7 +314,12 @@ def _budgets(record: _Record, prompts: Sequence[Sequence[int]], length: int,
 class Answer:
   """A writer of the answer to one request.
 
-  `created` is the time of the request, in seconds since 1970.
+  Args:
+    request: The request.
+    uid: Unique part of the answer's id.
+    created: Time of the request, in seconds since 1970.
+    name: Name of the model.
+    token_bytes: Bytes of each token id, as a sequence.
   """
 
   def __init__(self, request: Request, *, uid: str, created: int, name: str,

@@ -46,7 +46,7 @@ class Metrics:
         buckets=_SIZES)
 
   def add_call(self, queries: int, distinct: int, secs: float) -> None:
-    """Counts one call of the engine, see `Batcher`."""
+    """Counts a call of the engine: its queries, distinct ones, and seconds."""
     self._queries.inc(queries)
     self._distinct.inc(distinct)
     self._call_secs.observe(secs)

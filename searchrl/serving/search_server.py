@@ -3,9 +3,10 @@
 """An HTTP server of a search engine: `/retrieve`, `/health` and `/metrics`.
 
 The protocol is in `wire`. An error has a status: 400 (malformed request), 401
-(no token), 408 (slow sender), 413 (above a limit), 429 (too many queries
-waiting, retry later), 503 (the engine fails, or too many requests are under
-way), 504 (too late). It never shows internals.
+(no token), 404 (no such page), 408 (slow sender), 413 (above a limit), 429 (too
+many queries waiting, retry later), 500 (a fault of the server), 503 (the engine
+fails, or too many requests are under way), 504 (too late). Its text never shows
+internals.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from searchrl.trajectory import (Passages, Query, Question, SearchError,
 _NOBODY = Question('', '', ())  # placeholder: queries here have no question
 _PROBE = wire.Request(('test',), 1, False)
 _FRESH_SECS = 10.0  # time for which an answer proves that the engine works
-_WATCHED_BYTES = 2**14  # size above which a request's client is watched
+_WATCHED_BYTES = 2**14  # bytes of a body above which its client is watched
 _LARGE = 2048  # number of passages above which a thread writes the response
 
 
@@ -44,9 +45,9 @@ class Options:
   http: asgi.HttpOptions = asgi.HttpOptions()
   top_k: int = 3  # default number of passages per query
   limits: wire.Limits = wire.Limits()
-  batch_queries: int = 512  # largest number in a call of the engine
-  gather_secs: float = 0.002  # for which an idle engine waits for more queries
-  waiting_queries: int = 16_384  # at most; above, a request gets 429
+  batch_queries: int = 512  # largest number of queries per call of the engine
+  gather_secs: float = 0.002  # time that an idle engine waits for more queries
+  waiting_queries: int = 16_384  # most that may wait; above, a request gets 429
 
   def __post_init__(self):
     asgi.check_positive(self, zero=('gather_secs',))
@@ -64,13 +65,18 @@ class Options:
 def is_answer(result: Passages | SearchError) -> bool:
   """Returns whether a result shows that its engine works.
 
-  A recorded engine works although its tape lacks a query.
+  An error 'not_recorded' shows that, too: a replayed recording works, but lacks
+  the query.
   """
   return not isinstance(result, SearchError) or result.kind == 'not_recorded'
 
 
 class Server:
   """A server that listens once it is made, and answers after `start`.
+
+  Attributes:
+    address: URL of the server, without a path.
+    start: Function that starts to answer; see `asgi.HttpServer.start`.
 
   Args:
     search: Search engine.

@@ -62,8 +62,8 @@ def random_document(window_tokens: int = 0) -> Tool:
 def random_number(most: int = 2000) -> Tool:
   """Returns a control: the tool `calculate` with random results.
 
-  They are integers from 0 up to, but without, `most`. The question, the step,
-  the sample and the turn determine them, whatever is to be calculated.
+  They are integers from 0 to `most` - 1. Only the question, step, sample and
+  turn determine them, whatever is to be calculated.
   """
   def calculate(calls: Sequence[ToolCall]) -> list[ToolResult]:
     return [ToolResult(str(_rng(call, 0).integers(most))) for call in calls]
@@ -74,6 +74,8 @@ def random_number(most: int = 2000) -> Tool:
 def failing(of: str, share: float = 0.25,
             options: Mapping[str, Any] | None = None) -> Tool:
   """Returns a built-in tool whose calls fail with a given probability.
+
+  A failed call gets SearchError('unavailable').
 
   Args:
     of: Name of the built-in tool, a key of `toolbox.TOOLS`.

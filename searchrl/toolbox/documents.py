@@ -19,7 +19,7 @@ from searchrl.trajectory import Passage, Tool, ToolCall, ToolResult
 _MOST_INDEXED = 3_000_000  # ids that are kept in memory, some 300 bytes each
 _MOST_NEIGHBOURS = 2000  # passages of one document
 _FRAME = 24  # tokens for the line that says which page this is
-_MOST_CHARS = 8  # characters per token of a page within a long word
+_MOST_CHARS = 8  # most characters per token that a part of a long word has
 
 
 def make(window_tokens: int = 0) -> Tool:
@@ -54,7 +54,7 @@ def make(window_tokens: int = 0) -> Tool:
 
 
 class _Reader:
-  """Reader of documents.
+  """The function of the tool `open`, which reads documents.
 
   A result depends only on the call and its trajectory.
   """
@@ -71,7 +71,8 @@ class _Reader:
     self._pages = functools.lru_cache(1024)(self._cut)
 
   def __call__(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-    """Returns a window of the document of each call."""
+    """Returns, for each call, a page of its document or a message of an error.
+    """
     return [self._open(call) for call in calls]
 
   def _open(self, call: ToolCall) -> ToolResult:

@@ -115,7 +115,7 @@ class _Connection:
 
 
 class _Server:
-  """A server, whose connection runs in its own thread."""
+  """A server. The connections to all servers run in one thread (`_loop`)."""
 
   def __init__(self, connect: Callable[[], Any], place: str, call_secs: float,
                pause_secs: float):
@@ -173,7 +173,7 @@ class _Server:
 
   def _result(self, future: Any, connection: _Connection
               ) -> ToolResult | SearchError:
-    """Returns the result of a call, which then no longer counts.
+    """Waits for the result of a call, and takes the call off the count.
 
     A failure drops the connection. Its other calls still get their results.
     """
@@ -211,7 +211,7 @@ class _Server:
     return SearchError(kind, f'{self._place}: {detail}')
 
   def _connected(self, calls: int = 0) -> _Connection:
-    """Returns a connection for so many calls; connects if there is none."""
+    """Returns the connection, made if need be; adds `calls` to its count."""
     with self._lock:
       if self._connection is None:
         self._connection = self._wait_for(self._start())
@@ -252,7 +252,7 @@ class _Server:
         asyncio.wait_for(coroutine, self._call_secs), _loop()).result()
 
 
-_TASKS: set[Any] = set()  # which asyncio itself would not keep
+_TASKS: set[Any] = set()  # tasks, which asyncio itself would not keep alive
 
 
 @functools.cache

@@ -25,8 +25,8 @@ def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
 
   Args:
     urls: Complete addresses of sandbox servers; a call goes to any of them.
-    run_secs: Seconds that a program may run. Unless `retries` say otherwise, a
-      request may take five more, and at least ten.
+    run_secs: Seconds that a program may run. The default of try_secs is five
+      seconds more, but at least ten.
     connections: Largest number of simultaneous requests.
     token_env: Name of the environment variable whose value is sent as a bearer
       token; '': none is sent.
@@ -60,7 +60,7 @@ def make(*, urls: Sequence[str] = ('http://127.0.0.1:8080/run_code',),
 
 
 class _Sandbox:
-  """Function that runs the programs of a batch at the same time."""
+  """The function of the tool, which runs the programs of a call in parallel."""
 
   def __init__(self, calls: transport.Transport, run_secs: float,
                connections: int):
@@ -75,12 +75,16 @@ class _Sandbox:
         lambda call: self._run(call.arguments['code']), calls)]
 
   def pop(self) -> dict[str, float]:
-    """Returns metrics of the requests to the sandbox since the last call."""
+    """Returns metrics of the requests to the sandbox since the last `pop`."""
     return {name.replace('search/remote/', 'tool/python/'): value
             for name, value in self._calls.pop().items()}
 
   def wait(self) -> None:
-    """Waits until a server runs a program, if one has failed."""
+    """Waits until a server runs a program, if a call has failed.
+
+    Raises:
+      ConnectionError: No server has run it within `pause_secs`.
+    """
     self._calls.wait(lambda: self._run('print(1)'))
 
   def _run(self, code: str) -> ToolResult | SearchError:
@@ -91,7 +95,7 @@ class _Sandbox:
 
 
 def read_result(body: bytes) -> ToolResult:
-  """Returns the output of a program. An exception is an output, too.
+  """Returns the output of a program. A program that failed has `is_error`.
 
   Raises:
     Malformed: The body is not a response of a sandbox.

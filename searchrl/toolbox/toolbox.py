@@ -36,7 +36,7 @@ def make(names: Sequence[str], options: Mapping[str, Any], search: Tool,
   Args:
     names: Names of config.tools. A name is 'search', a search engine whose name
       begins with 'search_', a key of TOOLS, or 'module:function'. Any other
-      name needs the option `tool`, which is one of these.
+      name needs the option `tool`: a key of TOOLS, or 'module:function'.
     options: Options of each tool by its name, as in config.tool_options.
     search: The tool of the run's search engine.
     engine: Function of a name and options that returns the tool of another
@@ -65,7 +65,11 @@ def make(names: Sequence[str], options: Mapping[str, Any], search: Tool,
 
 
 def _make(name: str, options: dict[str, Any]) -> Sequence[Tool]:
-  """Makes the tools of one name other than a search."""
+  """Returns the tools that a name other than a search stands for.
+
+  Raises:
+    ValueError: See `make`.
+  """
   kind = options.pop('tool', name)
   if kind not in TOOLS and ':' not in kind:
     raise ValueError(
@@ -149,9 +153,10 @@ def bind(search: SearchFn, tools: Sequence[Tool], **run: Any) -> SearchFn:
 
 def checked(tool: Tool, call: Callable[[Sequence[ToolCall]], Sequence[Any]]
            ) -> engine_wrappers.Wrapped:
-  """Returns a tool's function, which only gets calls that fit its schema.
+  """Returns a function that passes a tool only calls that fit its schema.
 
   The result of any other call is a message to the policy that names the error.
+  If the tool returns a wrong number of results, all get a SearchError.
   """
   validator = jsonschema.Draft202012Validator(tool.parameters)
 
@@ -170,7 +175,7 @@ def checked(tool: Tool, call: Callable[[Sequence[ToolCall]], Sequence[Any]]
 
 
 def _problem(validator: Any, arguments: Mapping[str, Any]) -> str:
-  """Returns a sentence on how arguments do not fit a schema, or ''."""
+  """Returns a sentence on how arguments break a schema; '' if they do not."""
   error = jsonschema.exceptions.best_match(
       validator.iter_errors(dict(arguments)))
   return f'Error: wrong arguments: {error.message[:300]}.' if error else ''

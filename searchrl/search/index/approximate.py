@@ -23,7 +23,7 @@ from searchrl.search.index import scann as scann_index
 from searchrl.search.index import vector_store
 
 KINDS = {'scann': scann_index, 'hnsw': hnsw}
-_K = 3  # passages of the measured recall@3, which is also a usual top_k
+_K = 3  # k of the recall@k that is measured; 3 is also a usual top_k
 
 
 def build(
@@ -61,8 +61,8 @@ def build(
     trials, the options and the checksums of all files.
 
   Raises:
-    ValueError: There is no such kind, its package is missing, the target is out
-      of range, or there is no query.
+    ValueError: There is no such kind, its package is missing, the target or an
+      option is out of range, or there is no query.
   """
   module = _module(kind)
   if not 0 < recall <= 1 or not len(queries):
@@ -93,7 +93,8 @@ def build_if_changed(
 
   The existing index is kept if its vectors and options are the same and its
   files are undamaged. Its search is tuned again if the target recall or the
-  queries have changed. A warning is given if the index misses its target.
+  queries have changed. `say` receives a warning if the index misses its target.
+  Errors are those of `build`.
 
   Args:
     kind: Kind of index, 'scann' or 'hnsw'.
@@ -182,10 +183,11 @@ def _tuned(kind: str, built: dict[str, Any], folder: pathlib.Path,
            recall: float, say: Callable[[str], None] = lambda text: None,
            ladder: Sequence[Mapping[str, int]] | None = None
           ) -> tuple[exact_host.Index, dict[str, Any]]:
-  """Returns the fastest index that reaches a recall, and facts about it.
+  """Returns an index with the first settings that reach a recall, and facts.
 
-  The facts are its settings and their recall@3, the number of queries, and as
-  'measured' all settings that were tried.
+  The settings of `ladder`, or else of the kind, are tried in order. If none of
+  them reaches the recall, the last are used. The facts are the 'settings',
+  their 'recall@3', the number of 'queries', and all 'measured' settings.
   """
   module, measured = _module(kind), []
   recall_of = exact_host.recall_of(source, queries, min(_K, source.count))
@@ -208,8 +210,8 @@ def read_manifest(folder: pathlib.Path, store: vector_store.Store
 
   Raises:
     FileNotFoundError: There is no manifest.
-    ValueError: The manifest is damaged, or was written for vectors other than
-      the store's, or a file is missing or truncated.
+    ValueError: The manifest is damaged, has no recall, or is of other vectors
+      than the store's, or a file is missing or truncated.
   """
   manifest = manifests.read(folder)
   recall, fingerprint = manifest.get('recall@3'), manifest.get('of')

@@ -34,7 +34,7 @@ def analyze(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=2**18)
 def _term(word: str) -> str:
-  """Returns the term of a word in the index; '' for a stop word."""
+  """Returns the index's term for a word; '' for a stop word."""
   word = ''.join(letter.lower()[0] for letter in word)  # 'İ', 'Σ' as in Java
   word = re.sub("['’＇]s$", '', word)
   return '' if word in _STOP_WORDS else stem(word)
@@ -128,8 +128,8 @@ def encode_length(lengths: Int[np.ndarray, 'N']) -> UInt8[np.ndarray, 'N']:
 
   Lengths below 24 are their own codes. For others, the code keeps the four
   leading bits of length - 24: a leading one and the three bits of a mantissa.
-  So codes are exact up to length 40, and above it `decode_length` returns a
-  length that is somewhat too short.
+  Codes are therefore exact up to length 40. For many longer texts,
+  `decode_length` returns a somewhat smaller length.
 
   Source: Lucene, SmallFloat.intToByte4.
   """
@@ -139,9 +139,9 @@ def encode_length(lengths: Int[np.ndarray, 'N']) -> UInt8[np.ndarray, 'N']:
 
 
 def decode_length(codes: UInt8[np.ndarray, 'N']) -> Int[np.ndarray, 'N']:
-  """Returns document lengths: for each code, the smallest that has this code.
+  """Returns, for each code of `encode_length`, the smallest length that has it.
 
-  The codes are those of `encode_length`, which gives several lengths one code.
+  Several lengths may have the same code.
   """
   codes = codes.astype(np.int64)
   rest = np.maximum(codes - 24, 0)
@@ -162,11 +162,11 @@ class Index:
   _bounds: dict[int, float] = dataclasses.field(default_factory=dict)  # key: t
 
   def spans(self, text: str) -> list[maxscore.Span]:
-    """Returns a tuple (bound, start, stop, count) per distinct term of a query.
+    """Returns a span (bound, start, stop, count) per distinct term of a query.
 
-    The bound is the largest score that the term can add to a passage, [start,
-    stop) its range of postings, and count its number in the query. Terms that
-    no passage contains are left out.
+    The bound is the largest score that the term can add to a passage. The
+    range [start, stop) has the term's postings. The count says how often the
+    term occurs in the query. Terms that no passage contains are left out.
     """
     spans = []
     for term, count in collections.Counter(analyze(text)).items():

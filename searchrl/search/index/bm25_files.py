@@ -65,6 +65,9 @@ def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
     folder: Directory of the index; a new one, or an earlier index.
     say: Function that receives a line of text about what was done.
     **options: The k1 and b of `bm25.bm25`.
+
+  Raises:
+    ValueError: k1 or b is out of range.
   """
   if (folder / 'manifest.json').exists():
     try:
@@ -80,7 +83,11 @@ def build_if_changed(corpus: Corpus, folder: pathlib.Path, *,
 
 
 def _count(texts: Sequence[str], folder: pathlib.Path):
-  """Writes each block's postings to disk; returns the terms and the lengths."""
+  """Writes each block's postings to disk.
+
+  Returns:
+    The number of each term, and the length of each text in terms.
+  """
   terms: dict[str, int] = {}
   lengths = np.zeros(len(texts), np.int64)
   for start in range(0, len(texts), _BLOCK):
@@ -176,6 +183,9 @@ def indexed(corpus: Corpus, folder: str | pathlib.Path, *, workers: int = 0
     corpus: Corpus from which the index was built.
     folder: Directory that contains bm25/.
     workers: Number of processes; see `bm25.searcher`.
+
+  Raises:
+    FileNotFoundError, ValueError: See `load`; or `workers` is negative.
   """
   index = load(pathlib.Path(folder) / 'bm25', corpus)
   return bm25.searcher(corpus, index, workers=workers)

@@ -66,7 +66,7 @@ def hashed_ngrams(
     dim: Number of buckets, D; fewer mean more collisions, whose signs cancel on
       average.
     n: Number of letters of an n-gram, word marks included.
-    weights: Weight of each n-gram; a missing one has weight 0. Default: all 1.
+    weights: Weight of each n-gram, 0 if it is missing. Default: all 1.
 
   Returns:
     float32 rows of length 1, or of zeros if no n-gram of a text has a weight.
@@ -133,7 +133,10 @@ def _hash(gram: str) -> int:
 
 def ngram_recipe(corpus: Corpus, *, dim: int = 512, n: int = 3
                 ) -> dict[str, Any]:
-  """Returns what an index records of `ngram_encoder`, to make it again."""
+  """Returns the facts by which an index identifies its `ngram_encoder`.
+
+  They are 'kind', 'dim', 'n', and a 'digest' of these and the corpus.
+  """
   facts = json.dumps(['ngrams', dim, n, corpus.digest])
   return {'kind': 'ngrams', 'dim': dim, 'n': n,
           'digest': hashlib.sha256(facts.encode()).hexdigest()}
@@ -199,10 +202,10 @@ def searcher(corpus: Corpus, encode: EncodeFn, index: exact_host.Index
 def _search(index: exact_host.Index, vectors: Float[np.ndarray, 'B D'],
             top_ks: Int[np.ndarray, 'B']
            ) -> list[tuple[Float[np.ndarray, 'K'], Int[np.ndarray, 'K']]]:
-  """Returns the scores and ids of each query, at least its top_k of them.
+  """Returns the scores and ids of each query; there may be more than its top_k.
 
-  An approximate index is called once for each top_k, because it looks at more
-  rows for a larger k: one query would change what the others find.
+  An approximate index is called once for each value of top_k. In one call with
+  the largest value, one query would change what the others find.
   """
   if not index.is_approximate:
     return [*zip(*index(vectors, int(top_ks.max())))]
@@ -232,7 +235,7 @@ def encoded(
 
 
 def evenly_spaced(count: int, limit: int) -> Int[np.ndarray, 'M']:
-  """Returns up to `limit` positions in [0, count), with the first and last."""
+  """Returns up to `limit` positions in [0, count), from first to last."""
   return np.unique(np.linspace(0, count - 1, min(limit, count)).astype(int))
 
 

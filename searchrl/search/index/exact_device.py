@@ -30,7 +30,7 @@ from searchrl.search.index import vector_store
 
 _AXIS = 'rows'
 _FEW, _MANY = 4, 16  # more than _FEW batches are joined into calls of _MANY
-_GROUP = 128  # columns that share a maximum
+_GROUP = 128  # columns per group in `best_columns`
 _PIECE = 8192  # rows that are sent at once: tensorstore reads these fastest
 _BLOCK = 65_536  # rows that are compared at once
 _MOST_BLOCKS = 64  # blocks that a GPU has at most
@@ -128,7 +128,7 @@ def rows_per_block(count: int, devices: Sequence[jax.Device]) -> int:
 
 
 def _in_batches(call, batch: int, vectors: Float[np.ndarray, 'B D'], k: int):
-  """Returns the results of `call`, in batches of one of two sizes."""
+  """Returns all results of `call`, called in batches of one of two sizes."""
   parts, start = [], 0
   while start < len(vectors):
     size = batch if len(vectors) - start <= _FEW * batch else _MANY * batch
@@ -158,7 +158,10 @@ def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool
 
 
 def free_bytes() -> int | None:
-  """Returns the free bytes of this process's accelerators, or None."""
+  """Returns the free bytes of all accelerators of this process together.
+
+  It is None if there are none, or if they do not report their memory.
+  """
   stats = [device.memory_stats() for device in jax.local_devices()
            if device.platform != 'cpu']
   if not stats or not all(stats):
@@ -167,7 +170,7 @@ def free_bytes() -> int | None:
 
 
 def on(mesh: Mesh, *axes: str) -> NamedSharding:
-  """Returns the sharding that splits dimensions over mesh axes."""
+  """Returns the sharding that splits dimension i over the mesh axis axes[i]."""
   return NamedSharding(mesh, PartitionSpec(*axes))
 
 
@@ -226,9 +229,10 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh,
 
 
 def _pieces(source, first: int, last: int, block: int):
-  """Yields (start, parts) for pieces of the rows [first, last).
+  """Yields (number of the first row, stored arrays) for pieces of rows.
 
-  No piece is in two blocks.
+  The pieces are those of the rows [first, last), in order. Each piece is in one
+  block. While a piece is used, a thread reads the next.
   """
   spans = [(start, min(start + _PIECE, edge + block, last))
            for edge in range(first, last, block)
@@ -342,9 +346,9 @@ def best_columns(scores: Float[Array, 'B N'], k: int):
   """Returns the k highest scores of each row, and their columns.
 
   The results are those of `jax.lax.top_k`, also for equal scores, but less
-  memory is read. The columns are divided into groups. The k groups with the
-  highest maxima contain the k highest scores, because each better group has at
-  least one better score.
+  memory is read. The columns are divided into groups. Only the k groups with
+  the highest maxima are searched, because no score of another group is above
+  these k maxima.
   """
   count = -(-scores.shape[1] // _GROUP)
   if count <= 2 * k:
@@ -360,6 +364,9 @@ def best_columns(scores: Float[Array, 'B N'], k: int):
 
 
 def _best(scores: Float[Array, 'B M'], ids: Int[Array, 'B M'], k: int):
-  """Returns the k best scores and their ids; ties go to the earlier one."""
+  """Returns the k best scores of each row, and their ids.
+
+  Ties go to the earlier column.
+  """
   top, places = jax.lax.top_k(scores, k)
   return top, jnp.take_along_axis(ids, places, 1)

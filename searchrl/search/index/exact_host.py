@@ -18,7 +18,8 @@ import numpy as np
 
 from searchrl.search.index import vector_store
 
-# Maps vectors and k to scores and ids, best first; padding may be anything.
+# Maps vectors and k to scores and ids, best first. An id that is not a row's
+# number, or a score that is not finite, stands for a row that was not found.
 FindFn = Callable[[Float[np.ndarray, 'B D'], int],
                   tuple[Float[np.ndarray, 'B K'], Int[np.ndarray, 'B K']]]
 _BLOCK = 65_536  # rows that are compared at once on the host
@@ -90,7 +91,10 @@ def package(module: str, backend: str, name: str) -> Any:
 
 
 def _cleaned(scores, ids, k: int, count: int):
-  """Returns float32 scores and int64 ids [B, k], with invalid ids last."""
+  """Returns float32 scores and int64 ids, [B, k].
+
+  A row that was not found has score -inf and id -1, at the end.
+  """
   scores = np.asarray(scores, np.float32)
   ids = np.asarray(ids).astype(np.int64)
   valid = np.isfinite(scores) & (ids >= 0) & (ids < count)
@@ -111,7 +115,7 @@ def merge(
 
 
 def on_host(source: vector_store.Source) -> Index:
-  """Returns exact search by numpy. Each call reads the rows in blocks."""
+  """Returns an exact index by numpy, which reads all rows in every call."""
 
   def find(vectors, k):
     scores = np.full((len(vectors), 0), -np.inf, np.float32)

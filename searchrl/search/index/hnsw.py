@@ -38,6 +38,7 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
   Raises:
     ValueError: The package faiss is not installed, or an option is out of
       range.
+    OSError: The file cannot be written.
   """
   faiss = exact_host.package('faiss', 'hnsw', 'faiss-cpu')
   if links < 2 or construction < 2:
@@ -63,8 +64,8 @@ def build(source: vector_store.Source, folder: pathlib.Path, *, links: int = 32,
 def ladder(built: dict[str, Any]) -> list[dict[str, int]]:
   """Returns settings of a search to try, from fastest to most thorough.
 
-  Each is a dict with the keyword `visited` (efSearch) of `open_`. `built`, the
-  result of `build`, does not matter.
+  Each is a dict with the keyword `visited` (efSearch) of `open_`. `built` is
+  not used.
   """
   del built
   return [{'visited': ef} for ef in (32, 64, 128, 256, 512, 1024, 2048)]
@@ -76,7 +77,7 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
 
   Args:
     folder: Directory of the file, as in `build`.
-    built: Result of `build`.
+    built: Result of `build`, which is not used.
     source: The rows. Only their number and dimension are read.
     visited: Number of candidates that a search keeps (efSearch). It is at
       least k.

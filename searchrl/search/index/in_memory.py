@@ -49,9 +49,10 @@ def search(corpus: Corpus, **options: Any) -> SearchFn:
 
 
 def describe(corpus: Corpus, **options: Any) -> dict[str, Any]:
-  """Returns the encoder's digest, the backend, and its recall if approximate.
+  """Returns the 'encoder' and 'backend' of a search, for a run's record.
 
-  The options are those of `build`. The index is made only once for `search`
+  An approximate index also has its 'recall@3', and HNSW its options. The
+  arguments are those of `build`, which makes the index only once for `search`
   and `describe`.
   """
   encoded, _, facts = build(corpus, **options)
@@ -69,16 +70,16 @@ def build(
     batch: int = 64,
     **graph: int,
 ) -> tuple[_Encoded, exact_host.Index, dict[str, Any]]:
-  """Returns an encoded corpus, its index, and facts for a run's record.
+  """Returns an encoded corpus, its index, and facts about the index.
 
   Args:
     corpus: Corpus of at most `open_index.EXACT_ON_HOST` passages.
     encoder: 'tiny_e5', or a BERT folder or hub id; '' for hashed n-grams.
     load_encoder: Function that loads the encoder of a path; not needed for
       hashed n-grams.
-    backend: 'exact' (on the devices of this process), 'scann', 'hnsw', or
-      'auto', which is exact here. If ScaNN is not installed (it does not exist
-      for macOS), the search is exact, and one line on stderr warns of it.
+    backend: 'exact' (on the devices of this process), 'auto' (here the same as
+      'exact'), 'hnsw', or 'scann'. If ScaNN is not installed (it does not exist
+      for macOS), 'scann' is exact, too, and a line on stderr says so.
     min_recall: Least recall@3 of ScaNN or HNSW that is accepted.
     batch: Number of queries per device call of exact search.
     **graph: Options of 'hnsw': the links and construction of `hnsw.build`, and
@@ -89,6 +90,7 @@ def build(
     FileNotFoundError: There is no such encoder.
     ValueError: The folder is not an encoder, the corpus is too large, the
       recall is too low, or an option is out of range.
+    TypeError: `graph` has an option that the backend does not have.
   """
   encoded = _encoded(corpus, encoder, load_encoder)
   return encoded, *_index(encoded, _available(backend), min_recall, batch,
@@ -114,10 +116,10 @@ def _encoded(corpus: Corpus, encoder: str,
 
 
 def _available(backend: str) -> str:
-  """Returns the backend to use.
+  """Returns the backend to use: 'exact', 'scann' or 'hnsw'.
 
-  It is `backend`, but 'exact' in place of 'auto', and of 'scann' if ScaNN is
-  not installed.
+  It is `backend`, with two exceptions: 'auto' becomes 'exact', and so does
+  'scann' if ScaNN is not installed. An unknown name raises a ValueError.
   """
   if backend not in BACKENDS:
     raise ValueError('search.options.backend must be one of '
@@ -131,9 +133,7 @@ def _available(backend: str) -> str:
 
 def _sorted(backend: str, graph: Mapping[str, int]
            ) -> tuple[tuple[str, int], ...]:
-  """Returns the options of HNSW's graph, sorted by name.
-
-  For any other backend, the result is ().
+  """Returns the options of HNSW's graph as (name, value), sorted by name.
 
   Raises:
     TypeError: The backend does not have one of the options.
@@ -154,7 +154,7 @@ _say_once = functools.cache(log.say)
 def _index(encoded: _Encoded, backend: str, min_recall: float, batch: int,
            graph: tuple[tuple[str, int], ...]
           ) -> tuple[exact_host.Index, dict[str, Any]]:
-  """Returns the index of a corpus, and facts for the record of a run."""
+  """Returns the index of a corpus, and facts such as its 'backend'."""
   texts = encoded.corpus.texts
   rows = vector_store.InMemory(dense.encoded(encoded.encode, texts, 'passage'))
   if backend == 'exact':

@@ -24,9 +24,10 @@ _WAIT_SECS = 24 * 3600  # limit of the wait for the slowest process
 def make(find: FindFn, dim: int) -> tuple[FindFn, Callable[[], None]]:
   """Returns two functions that search one index from several processes.
 
-  The first searches this process's queries. It waits until every other process
-  also searches or has finished. The second is for a process that has no more
-  queries: it takes part in the others' searches until all have finished.
+  The first function searches this process's queries. It waits until every other
+  process also searches or has finished. The second function is for a process
+  that has no more queries. It takes part in the searches of the others until
+  all processes have finished.
 
   Args:
     find: Search that returns the results of this process's queries. Every
@@ -35,7 +36,7 @@ def make(find: FindFn, dim: int) -> tuple[FindFn, Callable[[], None]]:
   """
 
   def join(vectors: Float[np.ndarray, 'B D'], k: int, has_finished: bool):
-    """Returns the results of a round; None if all processes have finished."""
+    """Returns this process's results of a round; None if all have finished."""
     counts, ks, finished = zip(*map(json.loads, processes.exchange(
         'search over the mesh', json.dumps(
             [len(vectors), k, has_finished]).encode(), _WAIT_SECS)))

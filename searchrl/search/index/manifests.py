@@ -35,7 +35,7 @@ def write(folder: pathlib.Path, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rewrite(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
-  """Replaces a folder's manifest by one with other facts of the same files."""
+  """Replaces a folder's manifest by `manifest`, which lists the same files."""
   atomic_files.write_json(folder / _NAME, {**manifest, 'seal': seal(manifest)})
 
 
@@ -94,5 +94,5 @@ def _checksum(file: pathlib.Path, start: int) -> int:
 
 
 def seal(manifest: Mapping[str, Any]) -> int:
-  """Returns the checksum of a manifest, which its field 'seal' has."""
+  """Returns a manifest's checksum, which is later added as its field 'seal'."""
   return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())

@@ -34,16 +34,17 @@ class Postings:
 
   The impact is what one query term adds to the passage's score. P is the number
   of postings, and N that of passages. The postings of a term are adjacent, in
-  the order of the passages. If the arrays map files (`files`), these open files
-  are pickled in place of the arrays for a process that is being started; see
+  the order of the passages. If the arrays map `files`, a new process can get
+  this object: the open files are pickled in place of the arrays. See
   `in_files`.
   """
 
   passages: Int[np.ndarray, 'P']  # in [0, N)
   impacts: Float[np.ndarray, 'P']  # float32; score added by one query term
   size: int  # N
-  files: tuple[BinaryIO, ...] = ()  # files that both arrays map; (): none
-  _zeros: list[np.ndarray] = dataclasses.field(default_factory=list)  # free [N]
+  files: tuple[BinaryIO, ...] = ()  # open files that the arrays map; (): none
+  # Arrays of N zeros that no call of `best` uses at present.
+  _zeros: list[np.ndarray] = dataclasses.field(default_factory=list)
 
   @classmethod
   def mapped(cls, files: Sequence[BinaryIO], size: int) -> Postings:
@@ -65,6 +66,8 @@ class Postings:
   def best(self, spans: Sequence[Span], k: int
           ) -> tuple[Int[np.ndarray, 'K'], Float[np.ndarray, 'K']]:
     """Returns positions and scores of the k passages with the largest sums.
+
+    There are fewer than k if fewer passages contain a term of the query.
 
     The terms that can add most to a score are summed up first. At some point
     the remaining terms together cannot lift a new passage into the k best. They
@@ -103,7 +106,10 @@ class Postings:
     return ids[order], sums[order]
 
   def _completed(self, spans, ids, sums, k: int, threshold: float):
-    """Adds the spans to the sums of passages that can be in the k best."""
+    """Returns ids and sums of passages, with the spans added to the sums.
+
+    Passages that cannot be in the k best are left out.
+    """
     ids, sums = _candidates(ids, sums, spans, threshold)
     if len(ids) > 2 * _LEADERS * k:
       leaders = np.argpartition(sums, -_LEADERS * k)[-_LEADERS * k:]
@@ -152,9 +158,9 @@ def _candidates(ids, sums, spans, threshold: float):
 
 
 def mapped(file: BinaryIO) -> np.ndarray:
-  """Returns the array of an .npy file, memory-mapped.
+  """Returns the array of an open .npy file, memory-mapped.
 
-  The file may then be removed.
+  The file's name may then be removed.
   """
   path = f'/dev/fd/{file.fileno()}' if os.name == 'posix' else file.name
   return np.asarray(np.load(path, mmap_mode='r'))

@@ -13,7 +13,7 @@ from searchrl.search.index import vector_store
 _POSTINGS = 60  # postings per passage
 # Distinct terms per passage in Lucene's index of wiki-18.
 _TERMS = 5_345_463 / 21_015_324
-_TERM_BYTES = 120 + 8  # measured, in a dict of CPython 3.11, and its place
+_TERM_BYTES = 120 + 8  # measured in CPython 3.11's dict, and 8 for its position
 
 
 def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
@@ -22,7 +22,7 @@ def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
 
   Args:
     recipe: Recipe of the vectors.
-    kinds: Kinds of index: 'scann', 'hnsw' and 'bm25'.
+    kinds: Kinds of index to estimate: any of 'scann', 'hnsw' and 'bm25'.
     part_rows: Number of rows that ScaNN holds in memory at once.
     links: Number of links per row of HNSW.
     has_vectors: Whether vectors are written.
@@ -57,7 +57,7 @@ def _bm25_in_memory(count: int) -> str:
 
 
 def index_bytes(kind: str, recipe: vector_store.Recipe, links: int) -> int:
-  """Returns the bytes on disk that an index takes besides the vectors."""
+  """Returns the bytes on disk of an index of a kind, without the vectors."""
   exact = np.dtype(recipe.exact_dtype).itemsize
   row_bytes = {
       # 4-bit codes for 2 dimensions, twice (SOAR); int8 rows and exact rows.
@@ -73,7 +73,8 @@ def check_disk(recipe: vector_store.Recipe, kinds: Sequence[str],
               ) -> None:
   """Raises a ValueError if the disk of `folder` is too small.
 
-  Vectors and indexes that are already written need no further space.
+  Vectors and indexes that are already written need no further space. The
+  arguments are those of `estimate`.
   """
   needed = sum(index_bytes(kind, recipe, links) for kind in kinds
                if not (folder / kind / 'manifest.json').exists())

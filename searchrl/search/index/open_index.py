@@ -26,8 +26,9 @@ from searchrl.trajectory import SearchFn
 BACKENDS = ('auto', 'exact', 'mesh', 'numpy', 'scann', 'hnsw')
 EXACT_ON_HOST = 200_000  # largest number of rows that a CPU searches exactly
 _PACKAGES = {'scann': 'scann', 'hnsw': 'faiss'}
-# Called with (about, path='current location'), returns the encoder that an
-# index records in `about`; raises a ValueError if it has changed since.
+# Called with (about, path='current location'), it returns the encoder that an
+# index records in `about`, and raises a ValueError if the encoder has changed
+# since. Called with path alone, it returns the encoder at the path.
 LoadEncoder = Callable[..., dense.Encoder]
 
 
@@ -56,8 +57,8 @@ def indexed(
     memory_share: Share of the free memory that 'auto' lets exact rows take.
     min_recall: Least recall@3 of an approximate index that is accepted.
     batch: Number of queries per device call.
-    visited: Number of candidates of a search of 'hnsw' (efSearch), whose recall
-      is then not checked. 0: the number that was tuned at the build.
+    visited: Number of candidates of a search (efSearch), only for 'hnsw'. Its
+      recall is then not checked. 0: the number that was tuned at the build.
     encoder: Current location of the encoder. Default: the recorded one.
     load_encoder: Function that loads the encoder; not needed for hashed
       n-grams.
@@ -110,7 +111,12 @@ def _index(folder: str, fingerprint: str, backend: str, storage: str,
 
 def open_store(folder: str | pathlib.Path, corpus: Corpus
               ) -> vector_store.Store:
-  """Returns an index's vectors; raises a ValueError for another corpus."""
+  """Opens the vectors of an index.
+
+  Raises:
+    FileNotFoundError: There is no such index.
+    ValueError: The vectors are damaged, or of another corpus.
+  """
   store = vector_store.open_(pathlib.Path(folder) / 'vectors')
   if store.recipe.corpus != corpus.digest or store.count != len(corpus):
     raise ValueError(
@@ -125,7 +131,12 @@ def open_store(folder: str | pathlib.Path, corpus: Corpus
 def encoder_of(store: vector_store.Store, corpus: Corpus,
                load_encoder: LoadEncoder | None, path: str = ''
               ) -> dense.EncodeFn:
-  """Returns the encoder of queries, which also made the passages' vectors."""
+  """Returns the encoder of queries, which also made the passages' vectors.
+
+  Raises:
+    ValueError: `load_encoder` is missing or refuses the encoder, or a `path` is
+      given for hashed n-grams.
+  """
   about = store.recipe.encoder
   if about['kind'] == 'ngrams':
     if path:
@@ -206,9 +217,9 @@ def rows_on_devices(
 
   Returns:
     A dictionary with one entry, from a description of the rows to their bytes.
-    They are 0 if there is no such folder or if the rows take too much memory,
-    and the description says so. If the backend keeps rows on the host, the
-    dictionary is empty.
+    The number of bytes is 0 if there is no such folder, or if 'auto' finds too
+    little memory; the description says so. If the backend keeps rows on the
+    host, the dictionary is empty.
   """
   if not pathlib.Path(index).is_dir():
     return {f'rows of {index}, which is not here and not counted': 0.0}
@@ -228,7 +239,11 @@ def rows_on_devices(
 
 
 def describe(folder: str | pathlib.Path) -> dict[str, Any]:
-  """Returns facts for a run's record: corpus, encoder, recall of the indexes.
+  """Returns facts about the index in a folder, for a run's record.
+
+  They are the 'fingerprint' of the vectors, the 'corpus' digest, the number of
+  'passages', and the 'encoder'. For each approximate index in the folder,
+  'scann' or 'hnsw' has its recall@3, number of queries and settings.
 
   Raises:
     FileNotFoundError: There is no manifest.

@@ -47,8 +47,8 @@ class Ranking:
 
   Args:
     postings: Postings of the index.
-    workers: Number of processes, this one included; 0: one for each core that
-      it may use, at most 8.
+    workers: Number of processes, including this one. 0: one for each core that
+      this process may use, at most 8.
 
   Raises:
     ValueError: The number of workers is negative.
@@ -64,7 +64,8 @@ class Ranking:
       self._count = 1
     self._lock = threading.Lock()  # one large call at a time uses all cores
     self._pool: futures.ProcessPoolExecutor | None = None
-    self._ready: futures.Future = futures.Future()  # done once a worker is
+    # Done when a worker has started.
+    self._ready: futures.Future = futures.Future()
 
   def map(self, tasks: Sequence[Task], prepare: Callable[[Task], Search],
           finish: Callable[[Best], Result]) -> list[Result]:
@@ -104,7 +105,7 @@ class Ranking:
 
     Args:
       count: Number of queries.
-      prepare: Function from a query's number to what is ranked.
+      prepare: Function from a query's number to its spans and k.
       keep: Function that receives the numbers of a piece and its results.
     """
     left = collections.deque(self._pieces(count))

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """ScaNN: builds the files of an index, and opens them on the host.
 
-The mean is subtracted from the rows. They are then split over leaves with
-SOAR's second assignment, and coded in 4 bits per 2 dimensions (AH). The rows
-that these codes find are ranked by int8 rows, then by the original rows, which
-are read from disk. Building is
-deterministic on one kind of CPU. More than `part_rows` rows become several
-parts, which are built one after another and all searched.
+The mean is subtracted from the rows. Each row is then put into two leaves,
+which are clusters of rows (SOAR), and coded in 4 bits per 2 dimensions (AH). A
+search finds rows by these codes, and ranks them by int8 rows and then by the
+original rows, which are read from disk. More than `part_rows` rows become
+several parts, which are built one after another and all searched.
 
 Sources: Guo et al. 2020, arXiv:1908.10396 (AH); Sun et al. 2023,
   arXiv:2404.00774 (SOAR).
@@ -98,14 +97,15 @@ def build(
   Args:
     source: Vectors of the passages.
     folder: Existing empty directory for the files.
-    leaves: Number of leaves of a part. 0: three times the square root of its
-      rows.
+    leaves: Number of leaves of a part. 0: three times the square root of the
+      part's number of rows.
     part_rows: Largest number of rows of a part.
-    soar: Lambda of SOAR, which assigns each row to a second leaf: how much it
-      prefers one whose error is orthogonal to that of the first.
+    soar: Lambda of SOAR, which assigns each row to a second leaf. With a larger
+      value, the error of that leaf is more orthogonal to that of the first.
 
   Returns:
-    What `open_` and `ladder` need to know of the files, for a json file.
+    Facts for `open_` and `ladder`, as JSON values: the 'edges' of the parts in
+    row numbers, the number of 'leaves' of each part, and the dtype of 'rows'.
 
   Raises:
     ValueError: ScaNN is not installed, an option is out of range, or a row has
@@ -141,7 +141,7 @@ def _checked(rows: Float[np.ndarray, 'N D'], first: int
 
   Raises:
     ValueError: A row has a value that is too large for ScaNN, or not finite.
-      The error names the first such row. `first` is the number of rows before.
+      The error names the first such row. The number of rows[0] is `first`.
   """
   rows = vector_store.checked(rows, first)
   largest = np.maximum(rows.max(1), -rows.min(1))
@@ -160,7 +160,8 @@ def _build_part(rows: Float[np.ndarray, 'N D'], folder: pathlib.Path,
   """Builds and writes a part of the index.
 
   Returns:
-    The number of leaves of its tree. It is 0 for few rows, which have no tree.
+    The number of leaves of the part. It is 0 for few rows, or fewer than 4
+    dimensions: all rows are then compared.
   """
   scann = _library()
   builder = scann.scann_ops_pybind.builder(
@@ -246,7 +247,7 @@ def open_(folder: pathlib.Path, built: dict[str, Any],
 
 def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
             share: float, candidates: int) -> Int[np.ndarray, 'B K']:
-  """Returns ids of the rows that a part finds, padded with -1."""
+  """Returns the numbers of the best rows of a part; -1: no row was found."""
   k = min(k, stop - start)
   options = dict(final_num_neighbors=k)
   if leaves:
@@ -258,7 +259,7 @@ def _search(searcher, start: int, stop: int, leaves: int, vectors, k: int,
 
 def _rank(rows: Float[np.ndarray, 'N D'], vectors: Float[np.ndarray, 'B D'],
           ids: Int[np.ndarray, 'B M'], k: int):
-  """Returns the k best of these ids by the stored rows, with float32 scores."""
+  """Returns float32 scores and ids of the k best of `ids`; -1 is no row."""
   scores = np.empty(ids.shape, np.float32)
   for row_scores, vector, row_ids in zip(scores, vectors, ids):
     candidates = rows[np.maximum(row_ids, 0)]

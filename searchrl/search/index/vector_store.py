@@ -37,7 +37,7 @@ _REBUILD = 'Build the index again; finished shards are kept.'
 
 
 def check_dtype(name: str, dtype: str) -> None:
-  """Raises a ValueError that names the option unless `DTYPES` has its value."""
+  """Raises a ValueError unless `dtype` is in DTYPES; `name` is the option's."""
   if dtype not in DTYPES:
     raise ValueError(
         f'{name} must be one of {", ".join(DTYPES)}, but is {dtype!r}.')
@@ -48,7 +48,7 @@ class InMemory:
 
   Attributes:
     rows: The rows, float32.
-    count, dim, exact_dtype: As of a `Store`.
+    count, dim, exact_dtype: As in `Store`.
 
   Raises:
     ValueError: There is no row, or a value is not finite.
@@ -102,8 +102,8 @@ def stored(rows: Float[np.ndarray, 'N D'], dtype: str
           ) -> tuple[np.ndarray, ...]:
   """Returns rows converted to a type, as a tuple of the arrays to store.
 
-  The tuple has the rows and, for int8, one float32 factor per row by which
-  int8 values are multiplied.
+  The tuple has the converted rows. For int8 it also has one float32 factor per
+  row, by which the row's int8 values are to be multiplied.
 
   Args:
     rows: The rows, float32.

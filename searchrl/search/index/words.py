@@ -33,7 +33,7 @@ _MARK = r'[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]'
 
 
 def _run(characters: str) -> str:
-  """Returns the pattern of some characters, each with its marks."""
+  """Returns a pattern of one or more such characters, each with its marks."""
   return rf'{characters}++(?:{_MARK}++{characters}*+)*+'
 
 

@@ -24,7 +24,7 @@ _LARGE = (*_SLOW, 413, 429)  # a smaller request may succeed, as for status 500+
 
 
 class Failure(Exception):
-  """A failed request, and whether a retry or a smaller one may succeed."""
+  """A failed request. It says whether a retry or a smaller one may succeed."""
 
   def __init__(self, kind: str, detail: str, *, again: bool,
                smaller: bool = False, after_secs: float = 0.0):
@@ -37,7 +37,7 @@ class Failure(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """The address and content of a GET request, or, with a body, of a POST."""
+  """The address and content of a POST or, without a body, of a GET request."""
 
   url: str
   body: bytes | None = None
@@ -76,7 +76,8 @@ class Client:
       end: Time, by the clock, at which the request is given up.
 
     Raises:
-      Failure: There is no such response.
+      Failure: No response with status 200 came in time, or its body is longer
+        than `response_bytes`.
     """
     return asyncio.run_coroutine_threadsafe(
         self._body(request, end), self._loop).result()
@@ -112,9 +113,10 @@ class Client:
 
 
 def environment_proxy(url: str) -> str:
-  """Returns the proxy that the environment names for a URL, or ''.
+  """Returns the address of the proxy that the environment names for a URL.
 
-  It reads HTTPS_PROXY, HTTP_PROXY and ALL_PROXY, except for hosts in NO_PROXY.
+  It is in HTTPS_PROXY, HTTP_PROXY or ALL_PROXY. The result is '' if there is no
+  proxy, or NO_PROXY has the host.
   """
   parts = urllib.parse.urlsplit(url)
   if urllib.request.proxy_bypass(parts.netloc.rpartition('@')[2]):

@@ -33,9 +33,9 @@ class Rehearsal:
   def watch(self, answer: Answer, tasks: list[Any]) -> Sequence[Any]:
     """Returns `answer(tasks)`, and remembers a load under which tasks failed.
 
-    A load is the tasks of this call and those that other threads have in
-    flight. It is remembered, if it is the largest so far, when more than one
-    task and more than a tenth of `tasks` failed.
+    The load is the tasks of this call and those that other threads have in
+    flight. If more than one task and more than a tenth of `tasks` fail, the
+    load is remembered, unless a larger one is already.
 
     Args:
       answer: Function from tasks to one answer each; a failed task gets a
@@ -57,13 +57,14 @@ class Rehearsal:
     return answers
 
   def probe(self, ping: Callable[[], Any], answer: Answer) -> Any:
-    """Tries whether a service answers again, as it must before work goes on.
+    """Tries whether a service answers again.
 
-    If a load has failed (see `watch`), it is tried, too.
+    If the small call succeeds, the load that `watch` remembers is tried, too.
+    It is forgotten if it succeeds.
 
     Args:
       ping: Function that makes a small call.
-      answer: Function that answers tasks, as of `watch`.
+      answer: Function that answers tasks, as for `watch`.
 
     Returns:
       The result of `ping`, or a SearchError if `ping` or the load fails.
@@ -83,9 +84,9 @@ class Rehearsal:
 
 
 def _has_failed(answers: Sequence[Any]) -> bool:
-  """Returns whether so many tasks failed that the service itself must be down.
+  """Returns True if more than one task, and more than a tenth of all, failed.
 
-  These are more than one, and more than a tenth of all.
+  So many failures mean that the service itself is down.
   """
   failed = sum(isinstance(answer, SearchError) for answer in answers)
   return failed > max(1, len(answers) // _SHARE)

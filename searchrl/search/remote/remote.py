@@ -28,10 +28,9 @@ _Key = tuple[int, str]  # top_k, text
 class Remote:
   """A SearchFn over HTTP, with `pop` and `wait`; see `remote`.
 
-  If a server is too slow for a request, or fails, the request is split into
-  halves, which are sent one after the other. Later requests then have no more
-  queries than the server answers in time. They grow again while answers are
-  quick.
+  If a server fails on a request, or is too slow for it, the request is sent
+  again in halves, one after the other. After a timeout, later requests have at
+  most half as many queries. They grow again while answers are quick.
   """
 
   def __init__(self, calls: transport.Transport, limits: wire.Limits,
@@ -45,10 +44,12 @@ class Remote:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Returns the results of queries, and sends equal queries only once.
+    """Returns a result for each query, and sends equal queries only once.
 
-    A blank query finds nothing and is not sent. If a request and all its parts
-    fail, their queries get its SearchError.
+    A query that is blank or has top_k 0 finds nothing and is not sent. A text
+    of more than `query_chars` characters is cut. A request that fails may be
+    sent again in halves. Only the queries of parts that cannot be answered get
+    a SearchError.
     """
     keys = [(query.top_k, query.text[:self._limits.query_chars])
             for query in queries]
@@ -61,15 +62,16 @@ class Remote:
     return [results.get(key, ()) for key in keys]
 
   def pop(self) -> dict[str, float]:
-    """Returns the metrics since the last call."""
+    """Returns the metrics since the last `pop`, by name."""
     return self._calls.pop() | {
         'search/remote/cut_queries': self._counts.pop()['cut'],
         'search/remote/request_queries': self._size}
 
   def wait(self) -> None:
-    """Waits until a server answers a query and then the largest failed load.
+    """Waits until a server answers one query, and then many.
 
-    It returns at once if no call has failed.
+    The many are the largest number of queries that failed together. It returns
+    at once if no call has failed since the last wait.
 
     Raises:
       ConnectionError: No server answered within `pause_secs`, or a server
@@ -81,7 +83,7 @@ class Remote:
     self._calls.wait(lambda: self._rehearsal.probe(ping, self._answers))
 
   def _answers(self, keys: Sequence[_Key]) -> list[Passages | SearchError]:
-    """Returns the results of distinct queries, which are sent in parallel."""
+    """Returns the results of distinct queries, from parallel requests."""
     deadline = self._calls.deadline()
     texts_of = collections.defaultdict(list)
     for top_k, text in keys:
@@ -95,7 +97,7 @@ class Remote:
     return [results[key] for key in keys]
 
   def _chunks(self, texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the texts of each request, as many as the limits permit."""
+    """Yields the texts of one request after another, as many as may be sent."""
     chunk: list[str] = []
     size = 0
     for text in texts:
@@ -111,7 +113,7 @@ class Remote:
 
   def _ask(self, top_k: int, texts: list[str], deadline: float
            ) -> dict[_Key, Passages | SearchError]:
-    """Returns results by query, from one request or several smaller ones."""
+    """Returns the result of each text, from one request or several smaller."""
     answers: dict[_Key, Passages | SearchError] = {}
     left = collections.deque([(texts, False)])
     while left:
@@ -135,8 +137,9 @@ class Remote:
            ) -> list[Passages]:
     """Makes one request for some queries, and returns the passages of each.
 
-    From its duration follows how many queries later requests may have. If the
-    request is half of one that has failed (`is_half`), it is tried only once.
+    The duration decides how many queries later requests may have. A half of a
+    failed request (`is_half`) is tried only once. If no try succeeds, it raises
+    a Failure.
     """
     start, count = self._calls.clock(), len(texts)
     try:
@@ -172,8 +175,8 @@ def remote(
     urls: Complete addresses, such as 'http://127.0.0.1:8000/retrieve'. Each
       request goes to the server with the fewest requests in flight.
     batch: Largest number of queries per request.
-    query_chars: Length to which longer queries are cut, since a server would
-      reject them.
+    query_chars: Number of characters to which longer queries are cut, since a
+      server might reject them.
     response_bytes: Largest size of a response; a longer one is an error.
     connections: Largest number of simultaneous requests of one call.
     token_env: Name of the environment variable whose value is sent as a bearer

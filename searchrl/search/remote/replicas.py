@@ -20,7 +20,7 @@ _FACTS = ('corpus', 'index')
 
 
 def check(urls: Sequence[str], headers: Mapping[str, str]) -> None:
-  """Raises a ValueError if two servers name different digests.
+  """Raises a ValueError if two servers have different corpora or indexes.
 
   Args:
     urls: Addresses of /retrieve.
@@ -44,9 +44,10 @@ def check(urls: Sequence[str], headers: Mapping[str, str]) -> None:
 
 
 def _about(client: http_request.Client, url: str) -> dict[str, str]:
-  """Returns the digests that a server publishes; {} if there are none.
+  """Returns the digests of 'corpus' and 'index' that a server publishes.
 
-  A server that is not up has none.
+  A digest that the server does not publish is left out. The result is {} for a
+  server that does not answer, or whose address does not end in /retrieve.
   """
   root, slash, page = url.rpartition('/')
   if not slash or page != 'retrieve':

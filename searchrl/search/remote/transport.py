@@ -39,8 +39,8 @@ class RetryPolicy:
 
   Attributes:
     deadline_secs: Time limit, in seconds, of a call with all its tries and
-      waits. It must be less than rollout.search_timeout_secs: at that later
-      limit, the cause of a failure is lost.
+      waits. It must be less than rollout.search_timeout_secs, because a call
+      that reaches that later limit fails without naming a cause.
     try_secs: Timeout of one try, in seconds.
     tries: Number of tries of a request, at least 1. If a request has failed and
       is sent again in parts, each part has only one try.
@@ -53,6 +53,9 @@ class RetryPolicy:
     pause_secs: Longest time, in seconds, that `Transport.wait` waits for a
       server. The time limit of the run's watchdog must be longer.
     group: Group of the config that has these fields, for errors.
+
+  Raises:
+    ValueError: A value is not a number, or is out of range.
   """
 
   deadline_secs: float = 30.0
@@ -80,24 +83,27 @@ class RetryPolicy:
 
 @dataclasses.dataclass
 class _Server:
-  """The state of a server's address."""
+  """The state of one server: its load, its failures and its circuit."""
 
   url: str
-  busy: int = 0  # calls in flight
-  failures: int = 0  # number in a row
+  busy: int = 0  # requests in flight
+  failures: int = 0  # number of failures in a row
   open_until: float | None = None  # time by the clock; None: circuit is closed
   last: int = 0  # number of the newest request that this server received
-  settled: int = 0  # number of the newest request at the last recorded outcome
+  # Number of the newest request, to any server, at the last success or failure
+  # that `settle` counted.
+  settled: int = 0
 
   def settle(self, number: int, newest: int, *, failed: bool) -> None:
     """Records the outcome of a request to this server.
 
-    A failure counts only if the request began after the last outcome that
-    counted was recorded.
+    Failures of requests that were in flight together count once: a failure is
+    ignored if its request began before the last counted success or failure.
 
     Args:
-      number: Number of the request; requests are numbered as they begin.
-      newest: Number of the newest request.
+      number: Number of the request. All servers' requests are numbered together
+        as they begin.
+      newest: Number of the newest request to any server.
       failed: Whether the request failed.
     """
     self.busy -= 1
@@ -108,7 +114,7 @@ class _Server:
 
 
 class Transport:
-  """Calls to any of several servers that give the same answers.
+  """A client of one or several servers that all give the same answers.
 
   Attributes:
     clock: Clock of the deadlines, in seconds.
@@ -125,6 +131,9 @@ class Transport:
     sleep: Function that sleeps for a number of seconds.
     warn: Function that receives a line of text when a run is paused and when it
       continues.
+
+  Raises:
+    ValueError: There is no address, or one is not HTTP or has a user.
   """
 
   def __init__(
@@ -147,7 +156,7 @@ class Transport:
     self._counts = engine_wrappers.Counts()
 
   def deadline(self) -> float:
-    """Returns the deadline, by the clock, of a call that starts now."""
+    """Returns the time, in seconds by `clock`, at which a new call must end."""
     return self.clock() + self._policy.deadline_secs
 
   def call(self, read: Callable[[bytes], T], *, body: bytes | None = None,
@@ -170,8 +179,8 @@ class Transport:
           again: bool = False, smaller: bool = False) -> T:
     """Sends a request, with retries; returns the parsed response of a server.
 
-    If all tries fail, it raises. The caller must then send a smaller request or
-    call `give_up`.
+    If all tries fail, it raises a Failure. The caller must then send a smaller
+    request or call `give_up`.
 
     Args:
       read: Function that parses the body of a response; raises Malformed.
@@ -184,7 +193,8 @@ class Transport:
         out is not tried again unchanged.
 
     Raises:
-      Failure: The failure of the last try.
+      Failure: The last try failed, all circuits are open, or the deadline has
+        passed.
     """
     failure = Failure(
         'timeout', f'not asked within {self._policy.group}.deadline_secs='
@@ -262,9 +272,9 @@ class Transport:
                  's; the run goes on.')
 
   def _probe(self, probe: Callable[[], Any]) -> Any:
-    """Closes all open circuits, and makes one call.
+    """Closes all open circuits, and returns the result of `probe()`.
 
-    A server's next failure reopens its circuit.
+    The next failure of a server whose circuit was open opens it again.
     """
     with self._lock:
       for server in self._servers:
@@ -279,7 +289,7 @@ class Transport:
                      for server in self._servers)
 
   def pop(self) -> dict[str, float]:
-    """Returns counts since the last call, and the number of open circuits."""
+    """Returns counts since the last `pop`, and the number of open circuits."""
     counts = self._counts.pop()
     with self._lock:
       counts['servers_out'] = sum(
@@ -321,7 +331,10 @@ class Transport:
 
   def _try(self, server: _Server, number: int, request: http_request.Request,
            read: Callable[[bytes], T], deadline: float) -> T:
-    """Makes one request; updates the state of the server."""
+    """Returns the parsed response to one request; updates the server's state.
+
+    It raises a Failure if the request fails or `read` raises Malformed.
+    """
     failed = True
     end = min(deadline, self.clock() + self._policy.try_secs)
     try:
@@ -369,7 +382,10 @@ def posting_json(urls: Sequence[str], *, token_env: str, response_bytes: int,
 
 
 def _check_urls(urls: Sequence[str]) -> None:
-  """Raises a ValueError unless all are HTTP addresses without passwords."""
+  """Raises a ValueError if no address is given, or if one is not HTTP.
+
+  An address with a user or password is an error, too.
+  """
   if not urls or isinstance(urls, str):
     raise ValueError(
         f'search.options.urls must be a tuple of addresses, but is {urls!r}. '

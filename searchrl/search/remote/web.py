@@ -46,9 +46,9 @@ class Web:
 
   def __call__(
       self, queries: Sequence[Query]) -> list[Passages | SearchError]:
-    """Returns the results of queries, and sends equal queries only once.
+    """Returns a result for each query, and sends equal queries only once.
 
-    A blank query finds nothing and is not sent.
+    A query that is blank or has top_k 0 finds nothing and is not sent.
     """
     keys = list(dict.fromkeys(
         (q.text, q.top_k) for q in queries if q.text.strip() and q.top_k > 0))
@@ -56,14 +56,16 @@ class Web:
     return [results.get((query.text, query.top_k), ()) for query in queries]
 
   def pop(self) -> dict[str, float]:
-    """Returns the metrics since the last call."""
+    """Returns the metrics since the last `pop`, by name; {} in a replay."""
     return self._calls.pop() if self._calls else {}
 
   def wait(self) -> None:
-    """Waits while the service does not answer; each probe costs a search.
+    """Waits until the service answers, if a search has failed.
+
+    Each try is a search, for which the service charges.
 
     Raises:
-      ConnectionError: The service did not answer for `pause_secs`, or refuses.
+      ConnectionError: The service did not answer for `pause_secs`, or refused.
     """
     if self._calls:
       self._calls.wait(lambda: self._ask('test', 1))
@@ -81,6 +83,9 @@ class Tape:
   """Recorded results: a jsonl file of {"query", "top_k", "passages"}.
 
   A last line without a line break, left by a killed process, is ignored.
+
+  Attributes:
+    known: The recorded passages by (query, top_k).
 
   Args:
     path: Path of the file.
@@ -101,7 +106,7 @@ class Tape:
         file.truncate(file.tell() - len(rest))
 
   def add(self, key: _Key, passages: Passages) -> None:
-    """Appends a result to the file."""
+    """Appends a result to the file, and to `known`; may raise an OSError."""
     text, top_k = key
     line = json.dumps({'query': text, 'top_k': top_k, 'passages': [
         dataclasses.asdict(passage) for passage in passages]})
@@ -147,8 +152,9 @@ def web(
 
   Raises:
     FileNotFoundError: There is no file to replay.
-    ValueError: An option is out of range, or the variable is not set. A replay
-      needs no variable.
+    ValueError: An option is out of range, the tape has a line that was not
+      recorded, or the variable is not set. A replay needs no variable.
+    TypeError: An option of `retries` is not a field of `RetryPolicy`.
   """
   option_rules.at_least(1, 'search.options.', connections=connections)
   if mode not in MODES or (mode == 'live') != (not tape):
@@ -180,7 +186,7 @@ def web(
 
 
 def _replayed(tape: pathlib.Path, connections: int) -> Web:
-  """Returns a search that finds recorded results and sends nothing."""
+  """Returns a search that finds only recorded results and sends nothing."""
   if not tape.is_file():
     raise FileNotFoundError(
         'search.options.tape must be a file to replay, but there is none at '
@@ -192,7 +198,7 @@ def _replayed(tape: pathlib.Path, connections: int) -> Web:
 def read_results(body: bytes, top_k: int) -> Passages:
   """Returns the passages of SerpAPI's response, at most top_k.
 
-  A response with an `error` and status 200 means that nothing was found.
+  If the response has the field `error`, nothing was found: the result is ().
 
   Raises:
     Malformed: The body is not such a response.
@@ -211,7 +217,7 @@ def read_results(body: bytes, top_k: int) -> Passages:
 
 
 def _passage(item: Any) -> Passage:
-  """Returns the passage of a result; its score is 0, as there is none."""
+  """Returns the passage of a result, with score 0; raises Malformed."""
   if not isinstance(item, dict):
     raise Malformed('a result must be an object.')
   title = item.get('title', item.get('question', 'No title.'))
@@ -226,9 +232,12 @@ def _passage(item: Any) -> Passage:
 
 
 def _recorded(line: bytes, place: str) -> tuple[_Key, Passages]:
-  """Returns the query, top_k and passages of a recorded line.
+  """Returns ((query, top_k), passages) of a recorded line.
 
   `place` is the name of the line in errors, such as 'line 3 of web.jsonl'.
+
+  Raises:
+    ValueError: The line is not such a record.
   """
   try:
     match json.loads(line):

@@ -53,13 +53,13 @@ class Request:
   """A client's queries and options."""
 
   queries: tuple[str, ...]
-  top_k: int
+  top_k: int  # passages per query
   return_scores: bool
   cut: int = 0  # number of queries that were cut to the limit
 
 
 def write_request(queries: Sequence[str], top_k: int) -> bytes:
-  """Writes a request for passages with scores."""
+  """Returns the JSON of a request for passages with scores."""
   record = {'queries': list(queries), 'topk': top_k, 'return_scores': True}
   return _written(record)
 
@@ -72,11 +72,12 @@ def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
   Args:
     body: Body of the request.
     limits: Largest numbers that are accepted, and the length of a query.
-    default_top_k: Passages per query if the body's topk is absent or 0.
+    default_top_k: Passages per query if the body's topk is absent, null or 0.
 
   Raises:
     Malformed: The body is not such a request.
-    TooLarge: The request exceeds the limits.
+    TooLarge: There are more queries, or more passages per query, than `limits`
+      permit. The size of the body is not checked.
   """
   is_short = len(body) <= _SLOW_BYTES
   record = read_object(body, 'the body', _read if is_short else orjson.loads)
@@ -105,7 +106,7 @@ def read_request(body: bytes, *, limits: Limits, default_top_k: int) -> Request:
 
 def write_response(results: Sequence[Passages], *, return_scores: bool
                   ) -> bytes:
-  """Writes the passages of each query, with or without scores."""
+  """Returns the JSON of the passages of each query, with or without scores."""
   items = lambda passage: {'document': _document(passage),
                            'score': passage.score}
   return _written({'result': [
@@ -114,10 +115,10 @@ def write_response(results: Sequence[Passages], *, return_scores: bool
 
 
 def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
-  """Reads the passages of each query, at most top_k of them.
+  """Returns the passages of each query, at most top_k of them.
 
-  Web search servers send more than was requested, and no scores; the scores
-  become 0.
+  Servers of web searches send more passages than were requested, and no scores.
+  The first top_k passages are used, and missing scores are 0.
 
   Raises:
     Malformed: The body is not an answer to this number of queries.
@@ -135,7 +136,11 @@ def read_response(body: bytes, *, queries: int, top_k: int) -> list[Passages]:
 
 
 def _passage(item: Any, place: str) -> Passage:
-  """Reads {"document", "score"}, or a document alone."""
+  """Returns the passage of {"document", "score"}, or of a document alone.
+
+  A missing score is 0, and a missing id is a hash. `place` is the name of the
+  item in errors (Malformed).
+  """
   score = 0.0
   document = item
   if isinstance(item, dict) and 'document' in item:
@@ -160,9 +165,9 @@ def _passage(item: Any, place: str) -> Passage:
 
 
 def _title_and_text(document: dict[str, Any], place: str) -> tuple[str, str]:
-  """Returns title and text as a line of a corpus has them.
+  """Returns a document's title and text, read like a line of a corpus.
 
-  The lines of a title are joined, because a server may send what it finds.
+  A title of several lines, such as a web page's, becomes one line.
   """
   parts = corpus.title_and_text(document)
   if parts is None:
@@ -195,7 +200,10 @@ def _read(body: bytes) -> Any:
 def read_object(
     body: bytes, what: str, read: Callable[[bytes], Any] = json.loads,
 ) -> dict[str, Any]:
-  """Reads a JSON object; raises Malformed if the body has none."""
+  """Returns the JSON object that a body contains, parsed by `read`.
+
+  If there is none, it raises Malformed, whose text calls the body `what`.
+  """
   try:
     record = read(body)
   except (ValueError, RecursionError) as error:
@@ -206,11 +214,13 @@ def read_object(
 
 
 def secret(variable: str, field: str) -> str:
-  """Reads an environment variable, which must be printable ASCII.
+  """Returns the value of an environment variable, without spaces at its ends.
+
+  `field` is the config field that names the variable, for errors.
 
   Raises:
-    ValueError: The variable is not set, or its text cannot be sent. The message
-      does not show the text.
+    ValueError: The variable is not set, or is not printable ASCII. The message
+      does not show its value.
   """
   text = os.environ.get(variable, '').strip()
   if not text:
