@@ -51,11 +51,11 @@ class Progress:
   rollouts: int = 0  # trajectories sampled so far
   groups: int = 0  # groups requested so far; also the number of the next one
   position: tuple[int, ...] = ()  # questions drawn; see questions.Stream
-  surplus: tuple[Group, ...] = ()
+  surplus: tuple[Group, ...] = ()  # groups left over for the next batch
   silent_steps: int = 0  # number of latest steps in a row without a gradient
   in_flight: tuple[Collected, ...] = ()  # sampled ahead; not trained on yet
   rollbacks: int = 0  # times that the run went back to a checkpoint
-  best: tuple[int, float] | None = None  # step and score of best validation
+  best: tuple[int, float] | None = None  # step and score of the best validation
   # evaluate.limit and num_sets_during of these scores; (): not recorded.
   best_of: tuple[int, ...] = ()
   collapsing: bool = False  # the last step raised an alert of a collapse

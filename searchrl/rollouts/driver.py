@@ -55,7 +55,7 @@ class Budgets:
 
   @property
   def result_tokens(self) -> int:
-    """Length to which a tool's result is cut: `top_k` passages, in tokens."""
+    """Length, in tokens, to which a tool's result is cut: `top_k` passages."""
     return self.top_k * self.passage_tokens
 
   def check(self, length: int) -> None:
@@ -71,10 +71,10 @@ class Budgets:
 class Schedule:
   """The order in which slots are served; no trajectory depends on it.
 
-  In the search order 'deterministic', results enter after a fixed number of
-  decodes, so that a repeated run does the same in the same order. In the order
-  'arrival', they enter as soon as they come. Each search call answers all
-  queries submitted since the call before it.
+  In the search order 'deterministic', search results are used after a fixed
+  number of decodes, so that a repeated run does the same in the same order. In
+  the order 'arrival', they are used as soon as they come. Each search call
+  answers all queries that were submitted since the call before it.
   """
 
   search_order: str = 'deterministic'  # one of SEARCH_ORDERS
@@ -322,7 +322,7 @@ class _Slots:
     self.unread_routing.clear()
 
   def _release(self, entry: Unfinished) -> None:
-    """Frees an entry's slot, after asking the engine for recorded experts."""
+    """Empties an entry's slot; first requests its experts, if recorded."""
     if self.routing and not entry.fresh:
       self.unread_routing.append((entry, self.engine.routing(entry.slot)))
     self.engine.release(entry.slot)
@@ -373,8 +373,7 @@ class _Slots:
     return None
 
   def _queries(self, trajectory: Trajectory) -> list[Query] | list[ToolCall]:
-    """Returns the queries of a trajectory's last turn, or its call of a tool.
-    """
+    """Returns the queries, or the call of a tool, in the last turn."""
     turns = trajectory.turns
     action = turns[-1].action
     caller = (trajectory.question, self.step, trajectory.sample,

@@ -75,7 +75,8 @@ class Teacher:
     too long.
 
     Raises:
-      ConnectionError: The server does not answer within the deadline.
+      ConnectionError: The server does not answer within the deadline, or fails,
+        as for a wrong key.
     """
     body = self._fields | {
         'messages': self.messages(request, turns),

@@ -14,7 +14,7 @@ from searchrl.trajectory import Request, Trajectory
 
 @dataclasses.dataclass
 class Unfinished:
-  """A trajectory that is being sampled."""
+  """A trajectory that is being sampled, or waits for it."""
 
   row: int  # index of its request, and of its place in the result
   trajectory: Trajectory

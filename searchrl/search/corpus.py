@@ -81,8 +81,8 @@ class Corpus:
 def read(path: str | pathlib.Path) -> Corpus:
   """Reads a corpus from a jsonl file, with a passage in each line.
 
-  The forms of a line are those of `parse`. Empty lines are skipped. The file is
-  compressed by gzip if its name ends in .gz.
+  This module's docstring has the forms of a line. Empty lines are skipped. The
+  file is compressed by gzip if its name ends in .gz.
 
   Raises:
     FileNotFoundError: There is no such file.
@@ -218,7 +218,7 @@ def parse(line: bytes, place: str) -> Passage:
 
 
 def _renamed(record: dict[str, Any]) -> dict[str, Any]:
-  """Returns a passage of BEIR, Tevatron or KILT with this library's keys."""
+  """Returns a record with our keys in place of BEIR's, Tevatron's or KILT's."""
   ids = [name for name in _IDS if name in record]
   if 'id' not in record and ids:
     record = {'title': '', **record, 'id': record[ids[0]]}
@@ -239,7 +239,7 @@ def _is_quoted(title: str) -> bool:
 
 
 def _split(contents: str) -> tuple[str, str]:
-  """Returns title and text of contents, whose first line is the title."""
+  """Returns the first line of contents, without quotes, and the other lines."""
   title, line_break, text = contents.partition('\n')
   if line_break and _is_quoted(title):  # as `write` writes it
     return title[1:-1], text

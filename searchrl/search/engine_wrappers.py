@@ -168,7 +168,7 @@ def with_typed_errors(search: SearchFn) -> Wrapped:
 
 
 def _typed(result: Any, asked: Query | ToolCall) -> Any:
-  """Returns a result with checked types, or a SearchError if one is wrong.
+  """Returns a result, or a SearchError if its type is wrong.
 
   A Query (`asked`) needs Passages, and a ToolCall needs a ToolResult.
   """

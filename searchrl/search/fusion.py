@@ -17,10 +17,9 @@ def fuse(rankings: Sequence[Passages], *, k: float, top_k: int) -> Passages:
     score(p) = sum over rankings with p of  1 / (k + rank of p)
 
   Ranks count from 1. Passages with equal id, title and text are the same
-  passage, and within one ranking its first occurrence counts. Of two passages
-  with equal scores, the passage with the better rank in any ranking comes
-  first, and else the passage of the earlier ranking. The engines' own scores
-  are not used.
+  passage, and within one ranking its first occurrence counts. Passages with
+  equal scores are ordered by their best rank, and then by the ranking in which
+  they have this rank. The engines' own scores are not used.
 
   Source: Cormack, Clarke and Buettcher 2009, Reciprocal Rank Fusion outperforms
     Condorcet and individual Rank Learning Methods, SIGIR; its k is 60.

@@ -191,7 +191,7 @@ def _publish(path: pathlib.Path, starts: Int[np.ndarray, 'N'],
              facts: dict[str, Any]) -> None:
   """Writes the offsets, and then the json that makes readers accept them.
 
-  If the disk refuses, it raises a ValueError.
+  If they cannot be written, it raises a ValueError.
   """
   try:
     with atomic_files.new_file(_beside(path, 'npy')) as temporary:

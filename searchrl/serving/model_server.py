@@ -139,9 +139,9 @@ class Server:
 
 
 class _EventStream(StreamingResponse):
-  """A response that is a stream of server-sent events.
+  """A response of server-sent events, which frees its slots when it ends.
 
-  It also ends if the client disconnects. Its slots of the engine are then free.
+  It also ends if the client disconnects.
   """
 
   def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]):

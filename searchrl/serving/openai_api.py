@@ -69,7 +69,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A request for completions, checked."""
+  """A request for completions that has been checked."""
 
   is_chat: bool
   prompts: tuple[tuple[int, ...], ...]

@@ -71,8 +71,7 @@ class _Reader:
     self._pages = functools.lru_cache(1024)(self._cut)
 
   def __call__(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-    """Returns, for each call, a page of its document or a message of an error.
-    """
+    """Returns for each call a page of its document, or an error message."""
     return [self._open(call) for call in calls]
 
   def _open(self, call: ToolCall) -> ToolResult:

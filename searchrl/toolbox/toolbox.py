@@ -89,7 +89,7 @@ def _make(name: str, options: dict[str, Any]) -> Sequence[Tool]:
 
 
 def built_in(name: str, options: Mapping[str, Any]) -> Tool:
-  """Returns a built-in tool.
+  """Returns the built-in tool `name`, made with `options`.
 
   Raises:
     ValueError: There is no such tool, or it refuses its options.

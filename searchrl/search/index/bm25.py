@@ -119,7 +119,7 @@ def _measure(word: str) -> int:
 
 
 def _is_short(word: str) -> bool:
-  """Returns whether a word ends in consonant, vowel, consonant: Porter's *o."""
+  """Returns True for the end cvc, except with w, x or y: Porter's *o."""
   return _shape(word).endswith('cvc') and word[-1] not in 'wxy'
 
 
@@ -153,7 +153,7 @@ def decode_length(codes: UInt8[np.ndarray, 'N']) -> Int[np.ndarray, 'N']:
 class Index:
   """An inverted index: postings sorted by term, then by passage.
 
-  The postings of term t have positions from starts[t] to starts[t + 1].
+  The postings of term t have the positions [starts[t], starts[t + 1]).
   """
 
   terms: dict[str, int]  # a term's number t in [0, V)
@@ -187,8 +187,8 @@ def build(texts: Sequence[str], *, k1: float = 0.9, b: float = 0.4) -> Index:
 
   The impact is what one query term adds to a text's score, tf the term's count
   in the text, df the number of texts with the term, and N the number of texts.
-  Lengths are in terms, rounded to one byte; the mean is exact. As in Lucene, N
-  and the mean leave out texts without a term.
+  Lengths are in terms, rounded as by `encode_length`; the mean is exact. As in
+  Lucene, N and the mean leave out texts without a term.
   """
   terms: dict[str, int] = {}
   rows, passages, counts, lengths = count_terms(texts, terms)

@@ -137,7 +137,7 @@ def build(
 
 def _checked(rows: Float[np.ndarray, 'N D'], first: int
             ) -> Float[np.ndarray, 'N D']:
-  """Returns the rows unchanged.
+  """Returns the rows, after a check of their values.
 
   Raises:
     ValueError: A row has a value that is too large for ScaNN, or not finite.

@@ -37,7 +37,7 @@ _REBUILD = 'Build the index again; finished shards are kept.'
 
 
 def check_dtype(name: str, dtype: str) -> None:
-  """Raises a ValueError unless `dtype` is in DTYPES; `name` is the option's."""
+  """Raises a ValueError unless DTYPES has `dtype`; errors call it `name`."""
   if dtype not in DTYPES:
     raise ValueError(
         f'{name} must be one of {", ".join(DTYPES)}, but is {dtype!r}.')

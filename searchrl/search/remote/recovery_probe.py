@@ -23,7 +23,7 @@ _SHARE = 10  # one task in this many, or one alone, may fail by its own fault
 
 
 class Rehearsal:
-  """A record of the largest load that failed, which can be tried again."""
+  """A record of the largest load that failed, so that it can be tried again."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()

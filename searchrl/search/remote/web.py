@@ -217,7 +217,7 @@ def read_results(body: bytes, top_k: int) -> Passages:
 
 
 def _passage(item: Any) -> Passage:
-  """Returns the passage of a result, with score 0; raises Malformed."""
+  """Returns the passage of a result, with score 0, or raises Malformed."""
   if not isinstance(item, dict):
     raise Malformed('a result must be an object.')
   title = item.get('title', item.get('question', 'No title.'))
