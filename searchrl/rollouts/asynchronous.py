@@ -3,11 +3,11 @@
 """Asynchronous rollouts: a thread samples some steps ahead of the learner.
 
 Step n trains on samples from the policy of step n - max_staleness; the first
-steps train on samples from the run's first policy. Which policy samples a step
-does not depend on timing, so two runs with one seed are equal.
-Each trajectory carries the step of its policy, and importance ratios divide by
-that policy's log-probs. A checkpoint includes the samples in flight, so a
-resumed run ends with the same bits as an uninterrupted one.
+steps train on samples from the run's first policy. Timing does not decide which
+policy samples a step, so two runs with the same seed are equal. Each trajectory
+has the step of its policy, and importance ratios divide by that policy's
+log-probs. A checkpoint includes the samples in flight, so a resumed run ends
+with the same bits as an uninterrupted run.
 
 With several processes, the threads of all of them sample the same steps in the
 same order, and exchange the results. They start no programs that span

@@ -4,7 +4,8 @@
 
 A group is all samples of one question. The algorithm has a filter that keeps
 some groups and rejects others, so one round may not fill a batch. Groups that
-are too many for a batch (the surplus) are checkpointed and open the next one.
+are too many for a batch (the surplus) are checkpointed and begin the next
+batch.
 """
 
 from __future__ import annotations

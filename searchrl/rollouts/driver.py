@@ -133,8 +133,8 @@ def run(
       results that are used. If several processes run the same slots in
       lockstep, it must return equal results on all of them. The search order of
       the schedule must then be 'deterministic'.
-    routing: Whether to record, in the trajectories, the experts that the
-      mixture-of-experts layers of the engine chose for each token.
+    routing: True: the trajectories record the experts that the engine's
+      mixture-of-experts layers chose for each token.
 
   Returns:
     A list and the search calls. The list has, in the order of `requests`, a

@@ -30,8 +30,8 @@ from searchrl.runtime import mesh as meshes
 from searchrl.runtime import progress
 
 
-# Numbers of slots that a pass on CPUs may compute instead of all. On other
-# devices, few slots cost as much as all.
+# Small numbers of slots that a pass may compute on CPUs. On other devices, few
+# slots cost as much as many.
 _FEW_ROWS = (1, 4, 16)
 
 

@@ -121,8 +121,8 @@ class Sampler:
         this process has finished. True means that the rest is not needed.
       watch: Callback that receives each trajectory of this process whenever it
         has grown. A trajectory that is sampled again starts from nothing.
-      routing: Flag that adds to the trajectories which experts of
-        mixture-of-experts layers were chosen. The engine must record them.
+      routing: True: the trajectories record the experts that mixture-of-experts
+        layers chose for each token. The engine must support this.
 
     Returns:
       Trajectories without rewards in the order of `requests`, and the search

@@ -123,8 +123,8 @@ def _bm25(corpus: Corpus, *, index: str | None = None, **options: Any
   """Returns a function from queries to passages, which ranks by BM25.
 
   `index` is the folder of an index on disk. Without it, the corpus is indexed
-  now. A second call with the same corpus, index and options returns the same
-  function, so that training and evaluation share it.
+  now. The last function is kept: a call with the same corpus, index and options
+  returns it again, so that training and evaluation share it.
   """
   key = (corpus.digest, index and bm25_files.seal(index), *options.items())
   if key not in _LATEST_BM25:

@@ -31,8 +31,8 @@ _OF_USERS: dict[str, Any] = dict(reads_text_alone=False, is_identified=False)
 _PAPERS = pathlib.Path(__file__).parents[1] / 'papers'
 
 
-# The trait of an engine with inner engines: whether `any` or `all` of them,
-# itself included, have the trait.
+# An engine with inner engines has a trait if `any` or `all` of them have it,
+# the engine itself included.
 _COMBINE = {'needs_corpus': any, 'is_remote': any, 'reads_text_alone': all,
             'is_identified': all, 'depends_on_num_steps': any, 'is_joint': any}
 
@@ -78,7 +78,7 @@ class Spec:
 
   @property
   def local_model(self) -> LocalModel | None:
-    """The first language model that an engine of `whole` loads, or None."""
+    """Path and size of the first language model that `whole` loads, or None."""
     models = (spec.engine.local_model(spec.options) for spec in self.whole)
     return next(filter(None, models), None)
 

@@ -118,9 +118,10 @@ class Batcher:
         self._answer(batch)
 
   def _take(self) -> list[_Item]:
-    """Takes the oldest items, as many as one call may have, off the queue.
+    """Returns the oldest items, as many as one call may have.
 
-    Cancelled items are dropped, and late items get SearchError('timeout').
+    They leave the queue. Cancelled items are dropped, and late items get
+    SearchError('timeout').
     """
     batch: list[_Item] = []
     size = 0

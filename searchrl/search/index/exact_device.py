@@ -66,13 +66,12 @@ def build(
       `rows_per_block`.
     devices: Devices of this process. Default: all of them, but no more than
       there are blocks of rows.
-    together: Whether one index is split over the devices of all processes.
-      Every process must then take part in each search.
-    split: Whether each query is split into a sum of three bfloat16 vectors.
-      This applies only to rows of bfloat16 or int8. Default: True except on
-      CPUs.
-    separate: Whether each block of rows is an array of its own. Default: True
-      on GPUs, which would first copy a block out of a larger array.
+    together: True: one index is split over the devices of all processes. Every
+      process must then take part in each search.
+    split: True: each query is split into a sum of three bfloat16 vectors, if
+      the rows are bfloat16 or int8. Default: True except on CPUs.
+    separate: True: each block of rows is an array of its own. Default: True on
+      GPUs, which would first copy a block out of a larger array.
 
   Raises:
     ValueError: An option is out of range, or a value is too large for the
@@ -146,7 +145,7 @@ def parts_of(vectors: Float[np.ndarray, 'B D'], split: bool
 
   Args:
     vectors: B queries of dimension D, float32.
-    split: Whether the queries are split.
+    split: True: the queries are split.
   """
   if not split:
     return vectors[None]
@@ -184,7 +183,7 @@ def _place(source, mean, dtype: str, block_rows: int, mesh: Mesh,
     dtype: Type of the rows on the devices.
     block_rows: Maximum number of rows in a block.
     mesh: Mesh of the devices, over which the rows are split.
-    separate: Whether each block of a device is a separate array.
+    separate: True: each block of a device is a separate array.
 
   Returns:
     Two tuples of arrays. The first has the rows, [blocks, rows of a block, D].
@@ -260,7 +259,7 @@ def _fill(buffers, piece, place: tuple[int, int], *, dtype: str):
     dtype: Dtype of the rows in the buffers.
 
   Returns:
-    The new buffers, and whether all values of the piece are finite.
+    The new buffers, and True if all values of the piece are finite.
   """
   (rows, *scales), mean = piece
   rows = rows.astype(jnp.float32)

@@ -25,7 +25,7 @@ def estimate(recipe: vector_store.Recipe, kinds: Sequence[str], *,
     kinds: Kinds of index to estimate: any of 'scann', 'hnsw' and 'bm25'.
     part_rows: Number of rows that ScaNN holds in memory at once.
     links: Number of links per row of HNSW.
-    has_vectors: Whether vectors are written.
+    has_vectors: True if vectors are written.
   """
   lines = [f'{recipe.count} passages x {recipe.dim}, {recipe.dtype}: '
            f'{_gib(recipe.disk_bytes)} on disk in {recipe.shards} shards'

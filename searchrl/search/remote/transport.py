@@ -104,7 +104,7 @@ class _Server:
       number: Number of the request. All servers' requests are numbered together
         as they begin.
       newest: Number of the newest request to any server.
-      failed: Whether the request failed.
+      failed: True if the request failed.
     """
     self.busy -= 1
     if not failed:
@@ -187,10 +187,9 @@ class Transport:
       deadline: Time, by `clock`, at which the call ends.
       body: Body of the request, which may be sent several times.
       fields: Parameters of the request's query string.
-      again: Whether the request is a part of one that has failed. If so, it is
-        tried only once.
-      smaller: Whether the caller can ask for less. If so, a request that times
-        out is not tried again unchanged.
+      again: True for a part of a request that failed; it is tried only once.
+      smaller: True if the caller can ask for less. A request that times out is
+        then not tried again unchanged.
 
     Raises:
       Failure: The last try failed, all circuits are open, or the deadline has
