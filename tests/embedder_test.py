@@ -4,6 +4,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -49,6 +50,37 @@ def test_vectors_are_those_of_each_text_alone(folder, kind):
   clean = [text.replace('\ud800', '?') for text in texts]
   expected = [alone(folder, text, f'{kind}: ') for text in clean]
   np.testing.assert_allclose(got, expected, atol=2e-6)
+
+
+def with_ids(folder, target):
+  """A copy of a folder whose tokenizer has one id more than the model."""
+  shutil.copytree(folder, target)
+  tokenizer = tokenizers.Tokenizer.from_file(str(target / 'tokenizer.json'))
+  words = encoder.read_config(str(target)).vocab_size
+  tokenizer.add_tokens([f'new{n}' for n in range(
+      words + 1 - tokenizer.get_vocab_size())])
+  tokenizer.save(str(target / 'tokenizer.json'))
+  return target
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
+  words = encoder.read_config(str(folder)).vocab_size
+  with pytest.raises(ValueError, match='must belong together, but .* has '
+                     f'{words + 1} ids and the model only {words}. Copy'):
+    embedder.load(with_ids(folder, tmp_path / 'bert'), SETTINGS)
+
+
+@pytest.mark.parametrize('modes, warns', [
+    ({'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False}, True),
+    ({'pooling_mode_mean_tokens': True, 'word_embedding_dimension': 1}, False),
+    ({'pooling_mode_lasttoken': True}, True), ({}, False)])
+def test_another_pooling_than_that_of_the_folder_is_a_warning(
+    folder, tmp_path, caplog, modes, warns):
+  shutil.copytree(folder, tmp_path / 'bert')
+  (tmp_path / 'bert' / '1_Pooling').mkdir()
+  (tmp_path / 'bert/1_Pooling/config.json').write_text(json.dumps(modes))
+  embedder.load(tmp_path / 'bert', SETTINGS)
+  assert ("but encoder.pooling is 'mean'" in caplog.text) == warns
 
 
 def test_pooling_and_prefixes_are_the_settings(folder):

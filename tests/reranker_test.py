@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """reranker: a cross-encoder in a folder scores pairs as one at a time."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -57,6 +58,18 @@ def make_folder(parent):
       special_tokens=[('[CLS]', 2), ('[SEP]', 3)])
   tokenizer.save(str(path / 'tokenizer.json'))
   return path
+
+
+@pytest.mark.parametrize('key, message', [
+    ('vocab_size', 'has 17 ids and the model only 16'),
+    ('type_vocab_size', 'has 2 segments and the model only 1')])
+def test_a_tokenizer_of_another_model_is_refused(
+    folder, tmp_path, monkeypatch, key, message):
+  shape = dataclasses.replace(
+      encoder.read_config(str(folder)), **{key: 16 if 'id' in message else 1})
+  monkeypatch.setattr(encoder, 'read_config', lambda path: shape)
+  with pytest.raises(ValueError, match=message):
+    reranker.load(str(folder), max_length=32)
 
 
 def oracle(params, config, tokens, segments):

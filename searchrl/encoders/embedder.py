@@ -29,6 +29,7 @@ from searchrl.models import encoder
 from searchrl.models import weights
 from searchrl.runtime import activations
 from searchrl.runtime import dispatch
+from searchrl.runtime import log
 from searchrl.runtime import mesh as meshes
 from searchrl.search.index import dense
 from searchrl.search.index import open_index
@@ -88,6 +89,8 @@ class Embedder:
     self._replicas = meshes.ways(mesh, 'batch')
     self._on_cpu = mesh.devices.flat[0].platform == 'cpu'
     self._tokenizer = load_tokenizer(folder, settings.max_length)
+    check_ids(self._tokenizer, self._shape, folder)
+    _warn_of_pooling(folder, settings.pooling)
     self._params = encoder.load(
         str(folder), self._shape,
         sharding_of=functools.partial(meshes.sharding, mesh))
@@ -294,3 +297,37 @@ def load_tokenizer(
   tokenizer.no_padding()
   tokenizer.enable_truncation(max_length)
   return tokenizer
+
+
+def check_ids(tokenizer: tokenizers.Tokenizer, shape: encoder.EncoderConfig,
+              folder: pathlib.Path, texts: int = 1) -> None:
+  """Raises a ValueError if a tokenizer has ids that its model does not know.
+
+  Args:
+    tokenizer: Tokenizer of the directory.
+    shape: Shape of the model.
+    folder: Directory of both, for the error.
+    texts: Number of texts in a row of the model, 1 or 2.
+  """
+  ids = max(tokenizer.get_vocab().values()) + 1
+  segments = max(tokenizer.encode(*'ab'[:texts]).type_ids, default=0) + 1
+  for what, count, most in (('ids', ids, shape.vocab_size),
+                            ('segments', segments, shape.type_vocab_size)):
+    if count > most:
+      raise ValueError(
+          f'tokenizer and model must belong together, but the tokenizer of '
+          f'{folder} has {count} {what} and the model only {most}. Copy the '
+          "model's own tokenizer.json into its folder.")
+
+
+def _warn_of_pooling(folder: pathlib.Path, pooling: str) -> None:
+  """Warns if a directory's file for sentence-transformers says otherwise."""
+  file = folder / '1_Pooling' / 'config.json'
+  modes = json.loads(file.read_text()) if file.is_file() else {}
+  names = {'pooling_mode_mean_tokens': 'mean', 'pooling_mode_cls_token': 'cls'}
+  said = [names.get(key, key) for key, value in modes.items() if value is True
+          and key.startswith('pooling_mode_')]
+  if said and said != [pooling]:
+    log.say(f'Warning: {file} says that the pooling of this encoder is '
+            f'{" and ".join(said)}, but encoder.pooling is {pooling!r}. Build '
+            'an index with the pooling and the prefixes of the encoder.')

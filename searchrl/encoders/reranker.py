@@ -47,6 +47,7 @@ def load(path: str, *, max_length: int = 512, batch: int = 32
         f'knows, and batch be at least 1, but they are {max_length} and '
         f'{batch}.')
   tokenizer = embedder.load_tokenizer(folder, max_length)
+  embedder.check_ids(tokenizer, shape, folder, texts=2)
   params = crossencoder.load(str(folder), shape)
   run = jax.jit(functools.partial(crossencoder.score, config=shape))
 
