@@ -74,7 +74,7 @@ class Settings:
 
 
 class Embedder:
-  """An encoder on the devices of this process; an instance is an EncodeFn.
+  """An encoder on the devices of this process. An instance is an EncodeFn.
 
   Attributes:
     about: Path, settings and digest of the encoder, for an index's manifest.
@@ -259,9 +259,12 @@ def locate(path: str, field: str = 'encoder.path') -> pathlib.Path:
 
 
 def digest(folder: pathlib.Path, settings: Settings) -> str:
-  """Returns the SHA-256 of an encoder's files, and of the settings that matter.
+  """Returns one SHA-256 of an encoder's files and settings, in hex digits.
 
-  Settings matter if they change its vectors.
+  `batch_tokens` is left out, because it does not change the vectors.
+
+  Raises:
+    FileNotFoundError: config.json or tokenizer.json is missing.
   """
   facts = dataclasses.asdict(settings)
   del facts['batch_tokens']

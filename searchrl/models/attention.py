@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in four implementations, each tested before it is used.
+"""Attention in four implementations: a reference and three faster kernels.
 
   xla           the reference: float32 softmax, on every device
   cudnn         flash attention on NVIDIA GPUs since Hopper, in half precision
@@ -8,14 +8,14 @@
   splash        flash attention on TPUs, in Pallas
 
 `causal` is for whole rows (training, scoring), `grouped` for any mask, and
-`blockwise` for a cache. `resolve` chooses an implementation and runs its
-`self_test`.
+`blockwise` for a cache. `resolve` chooses an implementation. It tests all but
+the reference with `self_test` before a run uses them.
 
 This file avoids two traps:
 - `is_causal` of jax.nn.dot_product_attention aligns its mask top-left, which is
   wrong for a chunk against a longer cache. `causal` rejects unequal lengths.
-- Its log-sum-exp is rounded to half precision. `blockwise` computes its own in
-  float32.
+- The log-sum-exp of that function is rounded to half precision. `blockwise`
+  computes sums of its own in float32.
 """
 
 from collections.abc import Callable
@@ -96,8 +96,8 @@ def blockwise(
   """Returns causal softmax attention over the filled blocks of a KV cache.
 
   Partial softmaxes are combined from the first block to the last. A block that
-  a query does not see adds exact zeros, so that the number of blocks changes no
-  bit of the result.
+  a query does not see adds exact zeros. The number of blocks therefore changes
+  no bit of the result.
 
   Args:
     q: Queries.
@@ -106,7 +106,8 @@ def blockwise(
       is 0.
     blocks: Number of filled blocks, traced.
     block: Number of tokens in a block, W.
-    sliding_window: Number of keys that a query sees, itself included.
+    sliding_window: Number of keys that a query sees, including the key at its
+      own position. Default: all keys up to this position.
   """
   rows, length, heads, size = q.shape
   kv_heads = jax.eval_shape(block_at, blocks)[0].shape[1]
@@ -141,7 +142,7 @@ def blockwise(
 
 
 def _power_of_two(exponent: Float[Array, '*B']) -> Float[Array, '*B']:
-  """Returns 2 ** exponent, exactly, for whole exponents cut to [-126, 0]."""
+  """Returns exactly 2 ** max(exponent, -126), for whole exponents up to 0."""
   biased = jnp.maximum(exponent, -126.0).astype(jnp.int32) + 127
   return jax.lax.bitcast_convert_type(biased << 23, jnp.float32)
 
@@ -172,7 +173,8 @@ def causal(
     segment_ids: Document of each token in a packed row; equal ids are one
       document. For cuDNN, ids count from 1 and 0 is padding, as in
       `packing.Layout`. None: each row is one document.
-    max_segments: Maximum number of documents in a row, only for cuDNN.
+    max_segments: Maximum number of documents in a row. Only cuDNN uses it, and
+      needs it if there are segment_ids.
     longest: Number of tokens of the longest document, only for 'cudnn_padded'.
       Default: T.
     sliding_window: Number of keys that a query sees, including the key at its
@@ -193,8 +195,8 @@ def causal(
     The attention's output, with the shape and the dtype of q.
 
   Raises:
-    ValueError: The implementation cannot do this, such as float32 with cuDNN.
-      The error is raised while tracing; no other implementation takes over.
+    ValueError: An argument is invalid, or the implementation cannot do this,
+      such as float32 with cuDNN. No other implementation takes over.
   """
   _check(q, k, implementation, block)
   if sliding_window is not None and sliding_window >= q.shape[1]:
@@ -220,7 +222,7 @@ def causal(
 
 def _on_shards(attend: Callable[..., Array], sharding: NamedSharding | None
               ) -> Callable[..., Array]:
-  """Returns attention that runs on each device's part of q, k, v and ids."""
+  """Returns `attend`, run on each device's part if there is a sharding."""
   if sharding is None:
     return attend
   spec = PartitionSpec(*sharding.spec, *[None] * (4 - len(sharding.spec)))
@@ -338,22 +340,24 @@ def resolve(
     implementation: str, *, platform: str, dtype: Any, heads: int,
     kv_heads: int, head_dim: int, length: int, **graph: Any,
 ) -> tuple[str, str]:
-  """Returns the tested implementation that a run uses, and a sentence to log.
+  """Returns the implementation that a run uses, and a sentence to log.
+
+  Any implementation but 'xla' must first pass its `self_test`.
 
   Args:
-    implementation: Name of an implementation, or 'auto' for the one of
-      `choose`, which is replaced by a simpler one if it fails its `self_test`.
+    implementation: Name of an implementation, or 'auto'. 'auto' begins with
+      that of `choose`, and takes a simpler one after each failed self-test.
     platform: Platform of the devices.
     dtype: Dtype of queries, keys and values.
     heads: Number of query heads.
     kv_heads: Number of key-value heads.
     head_dim: Width of a head.
-    length: Number of tokens of a row, the longest that is tested.
-    **graph: The arguments `sliding_window`, `rows` and `max_segments` of
-      `self_test`.
+    length: Number of tokens of a row. The self-test has rows of 48, of 192 and
+      of this many tokens.
+    **graph: Arguments of `self_test`: sliding_window, rows and max_segments.
 
   Raises:
-    RuntimeError: The named implementation failed its self-test.
+    RuntimeError: `implementation` is not 'auto' and fails its self-test.
   """
   capability = getattr(jax.local_devices()[0], 'compute_capability', '')
   is_packed = capability[:2] not in ('5.', '6.', '7.', '8.')
@@ -372,14 +376,14 @@ def self_test(
     max_segments: int = 3, lengths: tuple[int, ...] = (48, 192, 320),
     interpret: bool = False,
 ) -> None:
-  """Raises a RuntimeError if results on random rows differ from the reference.
+  """Raises a RuntimeError if an implementation is wrong on random rows.
 
-  The rows are packed. The results are the outputs, with and without a backward
-  pass, and the gradients. Some documents are empty, and the last row ends early
-  and has large values in its padding. If the model has a sliding window, the
-  longest rows are tested with this window and with a short one. If `rows` and
-  `max_segments` are those of training on one device, the graphs of training are
-  among the tested graphs.
+  It compares the outputs, with and without a backward pass, and the gradients
+  with the reference, for rows of each of `lengths`, of which the last is the
+  longest. `differences` describes the rows. If the model has a sliding window,
+  the longest rows are tested with this window and with a short one. Give the
+  `rows` and `max_segments` of training on one device, so that the kernels are
+  tested in the shapes of training.
   """
   *shorter, longest = lengths
   cases = [*((length, None) for length in shorter), (longest, sliding_window)]
@@ -397,13 +401,14 @@ def self_test(
 
 def differences(shape: tuple[int, ...], dtype: Any, max_segments: int,
                 **options: Any) -> dict[str, float]:
-  """Returns differences from the reference, for the output and each gradient.
+  """Returns the largest differences of `causal` from the reference, by name.
 
-  They are relative to the reference's largest entry. The inputs are random and
-  have the shape (B, T, H, K, d): rows, tokens, heads, KV heads, head size.
-  Each row has `max_segments` documents, of which all between the first and the
-  last are empty, and the last row ends with padding. The options are arguments
-  of `causal`.
+  The names are 'scored' (the output without a backward pass), 'output', 'dq',
+  'dk' and 'dv'. Differences are fractions of the reference's largest entry. The
+  inputs are random. `shape` is (B, T, H, K, d): rows, tokens, heads, KV heads,
+  head size. Each row has `max_segments` documents. All between the first and
+  the last are empty. The last row ends with padding, which has large values.
+  The options are arguments of `causal`.
   """
   rows, length, heads, kv_heads, size = shape
   rng = np.random.default_rng(length)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of Flax NNX modules to a pure function and its parameters.
 
-This is for models of other libraries. Split a module once; then every function
-of this package that takes `params` and a function of them can use it, under
-jax.jit and jax.grad.
+This is for models of other libraries. Split a module once. Every function of
+this package that takes `params` and a function of them then works with it, also
+under jax.jit and jax.grad.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ def from_nnx(
       nnx.LoRAParam, or any other NNX filter.
 
   Returns:
-    A function apply(params, *args, **kwargs), which returns
-    module(*args, **kwargs) with these parameters; and the parameters, a pytree,
-    which nnx.update writes back. The parameters share the module's arrays: copy
+    A pair (apply, params). apply(params, *args, **kwargs) returns
+    module(*args, **kwargs) with these parameters. `params` is a pytree, which
+    nnx.update writes back into the module. It shares the module's arrays: copy
     them before you donate them. All other variables, such as those of
-    normalisation or dropout, are constants: what a call changes in them is
-    discarded, so that the function is pure. Pass rngs to dropout as an
+    normalisation or dropout, are constants: changes that a call makes to them
+    are discarded, so that the function is pure. Pass rngs to dropout as an
     argument; else it drops the same units in every call.
 
   Raises:

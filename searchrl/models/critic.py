@@ -44,13 +44,14 @@ def token_values(
     positions: Int[Array, 'B T'] | None = None,
     **options: Any,
 ) -> Float[Array, 'B T']:
-  """Returns the value before each token: expected rewards, given tokens[:, :t].
+  """Returns the value before each token, [B T], in the unit of the rewards.
 
-  Entry t belongs to tokens[:, t], as in log-probs. The first entry of a row is
-  0. In a packed row, the first entry of each document is 0.
+  Entry t is the reward that the critic expects, given tokens[:, :t]. The first
+  entry of a row is 0. In a packed row, the first entry of each document is 0.
 
-  The values are float32, in the unit of the rewards. The arguments are those of
-  `transformer.forward`, with parameters as described at the top of this file.
+  The values are float32. The arguments are those of
+  `transformer.forward_with_load`, with parameters as described at the top of
+  this file.
   """
   hidden = transformer.forward(
       params, tokens, config, positions=positions, **options)[:, :-1]

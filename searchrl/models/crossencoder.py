@@ -36,7 +36,7 @@ def score(
 ) -> Float[Array, 'B']:
   """Returns a score of how well each pair's second text answers the first.
 
-    score = w . tanh(W hidden_0 + c) + b
+    score = w . tanh(W hidden_0 + c) + b,  hidden_0: the output at [CLS]
 
   Args:
     params: Parameters as described at the top of this file.

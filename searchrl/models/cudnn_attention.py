@@ -47,7 +47,8 @@ def packed(
     v: Values.
     segment_ids: Number of each token's document; see the top of this file.
     max_segments: Largest id of a document.
-    sliding_window: Number of keys that a query sees, itself included.
+    sliding_window: Number of keys that a query sees, including the key at its
+      own position. Default: all keys up to this position.
   """
   length = q.shape[1]
   q, k, v, ids = (padded_row(x) for x in (q, k, v, segment_ids))
@@ -82,17 +83,17 @@ def padded_row(x: Array, unit: int = LANES) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _attend(q, k, v, lengths, q_offsets, k_offsets, sliding_window):
-  """Returns attention within segments.
+  """Returns causal attention within segments: documents, and a row's padding.
 
   Args:
     q: Queries, [B T H d].
     k: Keys, [B T K d].
     v: Values, [B T K d].
-    lengths: Tokens of each segment, [B M].
-    q_offsets: Index of each segment's first element among the elements of all
-      rows of q, and the end of the last segment, repeated, [B M+1].
-    k_offsets: Same for k and v.
-    sliding_window: Number of keys that a query sees, itself included.
+    lengths: Number of tokens of each of the M segments of each row, [B M].
+    q_offsets: Starts of all B M segments as indices of elements of q, one row
+      after the other. The end of the last segment fills the array up, [B M+1].
+    k_offsets: Starts of the segments as indices of elements of k, likewise.
+    sliding_window: Number of keys that a query sees, as in `packed`.
   """
   return _call('fwd', q, k, v, lengths, q_offsets, k_offsets, (),
                sliding_window, is_training=False)[0]
@@ -115,7 +116,13 @@ _attend.defvjp(_forward, _backward)
 
 def _call(direction: str, q, k, v, lengths, q_offsets, k_offsets, results,
           sliding_window, **options: Any) -> list[Array]:
-  """Binds jax's primitive of cuDNN's forward or backward graph."""
+  """Calls cuDNN's attention, or its backward pass, and returns its results.
+
+  `direction` is 'fwd' or 'bwd'. With 'fwd', `results` is () and the output is
+  returned. If `is_training`, statistics of each query's softmax are returned,
+  too. With 'bwd', `results` is (statistics, output, gradient of the output) and
+  the gradients of q, k and v are returned.
+  """
   from jax._src.cudnn import fused_attention_stablehlo as cudnn  # internal
   primitive = getattr(cudnn, f'_dot_product_attention_{direction}_p')
   unused = jnp.zeros(0, q.dtype)  # the bias and the tables of pages
@@ -181,11 +188,11 @@ def padded(
 
 
 def _whole(q, k, v, sliding_window, lengths):
-  """Runs cuDNN on rows of one document each.
+  """Returns cuDNN's causal attention on rows that have one document each.
 
-  cuDNN does not count the token itself in the width of a window. cuDNN had NaN
-  gradients at one query and at 64 tokens past a multiple of 128. It is
-  therefore given multiples of 128 tokens and no mask tensor.
+  cuDNN does not count the token itself in the width of a window. Its gradients
+  were NaN for rows of one token, and for rows of 64 tokens more than a multiple
+  of 128. Rows are therefore padded to a multiple of 128, without a mask tensor.
   """
   length = q.shape[1]
   window = None if sliding_window is None else (sliding_window - 1, 0)

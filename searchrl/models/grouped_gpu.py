@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 ROWS = 64  # rows of a block
 _WIDTH = 128  # largest width of a tile
-_INNER = 64  # largest part of a sum that a program reads at a time
+_INNER = 64  # largest number of terms of a sum that a program reads at a time
 
 
 @jax.custom_vjp
@@ -54,9 +54,9 @@ product.defvjp(_forward, _backward)
 
 
 def _call(kernel, grid, shape, block, *arrays, **options) -> Any:
-  """Runs a kernel that reads whole inputs and writes its output in blocks.
+  """Runs a kernel that reads whole inputs, and returns its output.
 
-  The index of a block in the output is that of its program in the grid.
+  Each program in the grid writes the block of the output with its own index.
   """
   from jax.experimental.pallas import triton  # slow to import
   return pl.pallas_call(

@@ -20,22 +20,22 @@ def resolve(
 ) -> tuple[str, str]:
   """Returns the implementation that a run uses, and a sentence to log.
 
-  It has passed its test, unless it is 'xla', which needs none. With 'auto', an
-  implementation whose test fails is replaced by a simpler one, which is tested
-  in turn, and the sentence has a warning. Let one process call this function,
-  and broadcast the result.
+  The implementation has passed its test, unless it is 'xla', which needs none.
+  With 'auto', an implementation that fails is replaced by a simpler one, which
+  is tested in turn. The sentence then has a warning. Let one process call this
+  function, and broadcast the result.
 
   Args:
     title: Name of what is implemented, for the sentence.
-    implementation: Name of an implementation, which must pass its test; or
-      'auto', which starts with the one that `choose` returns.
+    implementation: Name of an implementation, which must pass its test, or
+      'auto', which starts with the implementation that `choose` returns.
     choose: Function that returns an implementation and the reason for it.
     test: Function that raises a RuntimeError if an implementation is wrong.
-    simpler: Map from an implementation to the one that replaces it. One that it
-      does not have is replaced by 'xla'.
+    simpler: Map from an implementation to its replacement. An implementation
+      without an entry is replaced by 'xla'.
 
   Raises:
-    RuntimeError: The named implementation fails its test.
+    RuntimeError: `implementation` is not 'auto' and fails its test.
   """
   is_auto, warnings = implementation == 'auto', ''
   name, why = choose() if is_auto else (implementation, 'as configured')

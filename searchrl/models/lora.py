@@ -60,10 +60,10 @@ class Lora:
 
 
 def _names(lora: Lora, config: TransformerConfig) -> list[str]:
-  """Returns the names of the arrays of a layer that have adapters.
+  """Returns the names of the modules with adapters in a layer's params.
 
-  In a mixture of experts, `expert_gate` has the gates of all experts, for
-  example.
+  In a mixture of experts, the target 'gate' is 'expert_gate', which has the
+  gates of all experts.
   """
   layer = transformer.abstract(config)['layers']
   return [target if target in layer else f'expert_{target}'
@@ -110,8 +110,8 @@ def merge(base: Params, adapters: Params, lora: Lora,
           dtype: str | None = None) -> Params:
   """Returns a plain decoder's params: W plus the adapters.
 
-  The sums are in `dtype`; None is W's. Leaves without an adapter are shared
-  with the base.
+  The sums have the data type `dtype`. None: that of W. Leaves without an
+  adapter are shared with the base.
   """
   return merged(attach(base, adapters, lora), dtype)
 
@@ -127,10 +127,10 @@ def merged(params: Params, dtype: str | None = None) -> Params:
 
 
 def merged_matrix(leaves: Params, dtype: str | None = None) -> Params:
-  """Returns a module's leaves with its adapter, if it has one, in its kernel.
+  """Returns a module's leaves, with its adapter (if any) added to the kernel.
 
-  The leaves are one layer's, or those of all layers, stacked. The kernel with
-  its adapter is in `dtype`; None is its own.
+  The leaves are those of one layer, or those of all layers, stacked. The sum
+  has the data type `dtype`. None: that of the kernel.
   """
   if 'lora_a' not in leaves:
     return leaves

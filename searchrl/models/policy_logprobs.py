@@ -46,8 +46,8 @@ def token_outputs(
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T'], Load | None]:
   """Returns log pi(tokens[:, t] | tokens[:, :t]) and the entropy at each t.
 
-  The third result says how much each expert was used; it is None if there are
-  no experts.
+  The third result says how much each expert was used; see `experts.Load`. It is
+  None if there are no experts.
 
   The shift by one position happens here and nowhere else: entry t belongs to
   tokens[:, t]. The first entry of a row is 0. In a packed row, the first entry
@@ -103,7 +103,7 @@ def _score(config, temperature, vocabulary: Params,
 def _score_some(score, vocabulary: Params, hidden: Float[Array, 'B T D'],
                 targets: Int[Array, 'B T'], wanted: Bool[Array, 'B T'],
                 chunk: int) -> list[Float[Array, 'B T']]:
-  """Returns the results of `score` where they are wanted, and 0 elsewhere.
+  """Returns the results of `score` where `wanted` is True, and 0 elsewhere.
 
   The wanted positions of each row are moved to its front, and moved back.
   """

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 _CPU = pathlib.Path('/proc/cpuinfo')  # only Linux has it
-# Words of that file about CPUs whose products of bfloat16 are the fastest. With
-# AVX-512's instructions alone, Intel's CPUs multiply float32 faster.
+# Products of bfloat16 are the fastest on a CPU if that file has all words of a
+# set in this tuple. Intel's CPUs with AVX-512 alone multiply float32 faster.
 _BFLOAT16 = {'amx_bf16'}, {'avx512_bf16', 'AuthenticAMD'}
 
 
@@ -103,7 +103,7 @@ def _rounded_backward(dtype, operands, cotangent):
   of_kernel = product(x.reshape(*halves, x.shape[-1]),
                       cotangent.reshape(*halves, cotangent.shape[-1]),
                       axes=((0, 1), (0, 1)))
-  # Without the barrier, it would merge a later transposition with the product,
+  # Without the barrier, XLA would merge a later transposition with the product,
   # and refuse the result.
   return (product(cotangent, kernel.astype(dtype), axes=((-1,), (1,))),
           jax.lax.optimization_barrier(of_kernel))

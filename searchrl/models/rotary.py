@@ -10,12 +10,15 @@ from jaxtyping import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Rope:
-  """Settings of Llama 3's scaling of slow rotary frequencies for long texts."""
+  """Settings of Llama 3's scaling of slow rotary frequencies for long texts.
 
-  factor: float
-  low_freq_factor: float
-  high_freq_factor: float
-  original_max_position_embeddings: int
+  A frequency is slow or fast by its number of turns over the original context.
+  """
+
+  factor: float  # divisor of slow frequencies
+  low_freq_factor: float  # number of turns up to which a frequency is slow
+  high_freq_factor: float  # number of turns from which a frequency is fast
+  original_max_position_embeddings: int  # tokens of the original context
 
 
 def rotate(
@@ -25,6 +28,9 @@ def rotate(
     scaling: Llama3Rope | None = None,
 ) -> Float[Array, 'B T H d']:
   """Applies rotary position embedding (RoPE) to queries or keys.
+
+  `theta` is the base of the frequencies, which are scaled if there is a
+  `scaling`.
 
   Source: Su et al. 2021, arXiv:2104.09864, in the layout of Hugging Face, which
   pairs entry i with entry i + d / 2.
@@ -43,10 +49,10 @@ def rotate(
 
 def stretched(frequency: Float[Array, 'h'], scaling: Llama3Rope
               ) -> Float[Array, 'h']:
-  """Divides slow frequencies by the factor and keeps the fast ones.
+  """Returns slow frequencies divided by the factor, and fast ones unchanged.
 
-  Between the two is a ramp that is linear in the number of turns that a
-  frequency makes over the original context.
+  Between slow and fast, the result goes from one to the other, linearly in the
+  number of turns over the original context.
 
   Source: Llama 3.1; `rope_type: llama3` in transformers.
   """

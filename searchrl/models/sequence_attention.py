@@ -56,8 +56,8 @@ def over_whole_rows(attend: Callable[..., Array],
   The function's q, k, v and output are split by positions. While it computes,
   each device has all positions of some heads instead. The number of query heads
   must be a multiple of the number of devices that share a row. If the number of
-  KV heads is not, each KV head is repeated until it is; a head's gradient is
-  then the sum of its copies' gradients.
+  KV heads is not such a multiple, each KV head is repeated. The gradient of a
+  head is then the sum over its copies.
 
   Args:
     attend: Function `attention.causal`, or a partial of it.

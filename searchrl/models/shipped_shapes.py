@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of the models that the library names, which need no download."""
+"""Shapes of the models that the library names. They need no download."""
 
 import pathlib
 
@@ -12,10 +12,10 @@ FOLDER = pathlib.Path(__file__).parents[1] / 'assets' / 'shapes'  # by hub id
 def locate(path: str) -> str:
   """Returns a directory with a model's config.json, maybe without its weights.
 
-  The library contains the config.json of the models that it names, so that they
-  need no download. A config.json in the cache of the hub is preferred. Any
-  other model is located by `weights.locate`, which fetches it with its weights
-  if necessary.
+  The library contains the config.json of each model that it names. If the cache
+  of the hub has a config.json of the model, this is preferred. Any other model
+  is located by `weights.locate`, which fetches it with its weights if
+  necessary.
 
   Args:
     path: Hub id, or another name or path that `weights.locate` takes.

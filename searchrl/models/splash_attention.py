@@ -18,7 +18,8 @@ def packed(q, k, v, segment_ids, *, sliding_window, block, interpret):
     k: Keys, rotated, [B T K d].
     v: Values, [B T K d].
     segment_ids: Number of each token's document, [B T]; None: one document.
-    sliding_window: Number of keys that a query sees, itself included, or None.
+    sliding_window: Number of keys that a query sees, including the key at its
+      own position. None: all keys up to this position.
     block: Number of tokens in a block. None: 512, or the row's length rounded
       up to a multiple of 128 if this is less.
     interpret: Flag that runs the kernel on any device, slowly, for tests.

@@ -37,30 +37,30 @@ _WRITABLE = {'float32': 'F32', 'bfloat16': 'BF16'}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Names of the tensors in a file that one leaf of the params consists of.
+  """Names of the tensors in the files that make up one leaf of the params.
 
-  A leaf is one array of the params. It has one tensor, one per layer, or one
-  per layer and expert. The tensors are stacked on the leaf's first axes.
+  A leaf is one array of the params. The files have one tensor for it, or one
+  per layer, or one per layer and expert. They are stacked on its first axes.
   """
 
-  name: str  # name of a tensor, with {} for each number of a layer or expert
-  counts: tuple[int, ...] = ()  # numbers of layers, and of experts
+  name: str  # name of a tensor, with {} for the layer and for the expert
+  counts: tuple[int, ...] = ()  # (), (layers,) or (layers, experts)
   transposed: bool = False  # True if the file holds our matrix's transpose
 
   @property
   def parts(self) -> tuple[str, ...]:
-    """Names of all tensors of the leaf, in order of layer and then expert."""
+    """Names of the leaf's tensors in the files, by layer and then by expert."""
     return tuple(self.name.format(*index) for index in np.ndindex(self.counts))
 
   def flip(self, items: Sequence[Any]) -> tuple[Any, ...]:
-    """Reverses items, one per dimension, if the file transposes the tensor."""
+    """Returns items, one per axis, reversed if the file has the transpose."""
     return tuple(items)[::-1] if self.transposed else tuple(items)
 
 
 class Folder:
-  """The safetensors files of a folder, of which slices can be read.
+  """The safetensors files of a folder. `read` reads slices of their tensors.
 
-  Only the headers are read when it is made.
+  Only the headers are read when a Folder is made.
 
   Args:
     path: Path of the folder.
@@ -103,7 +103,7 @@ class Folder:
   def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raises a ValueError unless the folder has exactly the expected tensors.
 
-    `expected` maps our names to shapes. A tensor's data type must be readable.
+    `expected` maps our names to shapes. Tensors must be of a float type.
     """
     problems = [f'{name} is missing' for name in expected
                 if name not in self.shapes]
@@ -142,7 +142,7 @@ class Folder:
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a model; with an index, the files that it names."""
+  """Returns model.safetensors, or else the index's files, or else all files."""
   if (path / 'model.safetensors').is_file():
     return [path / 'model.safetensors']
   if not (path / INDEX).is_file():
@@ -198,7 +198,7 @@ def sources(leaves: Params, names: Mapping[str, str]) -> Params:
 
 def shapes(leaves: Params, names: Mapping[str, str]
           ) -> dict[str, tuple[int, ...]]:
-  """Returns the shapes that the tensors of a file must have: name -> shape.
+  """Returns the shape that each tensor of the files must have, by its name.
 
   Nothing is read. The arguments are those of `sources`.
   """
@@ -324,8 +324,8 @@ def save(path: pathlib.Path, params: Params, names: Mapping[str, str], *,
 def _fetch(leaf: Any, place: tuple[int, ...], source: Source) -> np.ndarray:
   """Returns one whole tensor of a leaf on the host, in the file's layout.
 
-  `place` is the index of the tensor on the leaf's stacked axes: the layer, or
-  the layer and the expert, or nothing.
+  `place` is the index of the tensor on the leaf's stacked axes: (), (layer,) or
+  (layer, expert).
   """
   x = leaf[place] if place else leaf
   if isinstance(x, jax.Array) and not (
@@ -336,7 +336,11 @@ def _fetch(leaf: Any, place: tuple[int, ...], source: Source) -> np.ndarray:
 
 def _write(file: pathlib.Path, sizes: Mapping[str, tuple[int, ...]], dtype: str,
            fetches: Mapping[str, Callable[[], np.ndarray]]) -> None:
-  """Writes a safetensors file: the header's length, the header, the values."""
+  """Writes a safetensors file: the header's length, the header, the values.
+
+  `sizes` has the shape of each tensor, and `fetches` a function that returns
+  its values. Only the first process writes, but all must make the call.
+  """
   header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
   offset = 0
   for name, shape in sizes.items():

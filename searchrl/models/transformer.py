@@ -39,9 +39,9 @@ Axes = tuple[str | None, ...]  # logical axes of one array
 # caller keeps, such as the layer's new cache)
 AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 
-# What is added to the logits of unused ids. Their probabilities are exactly 0.
-# It is finite because the entropy and its gradient multiply log-probs by
-# probabilities, and a sum because its gradient costs nothing.
+# Number that is added to the logits of unused ids, so that their probabilities
+# are exactly 0. It is finite because the entropy and its gradient multiply
+# log-probs by probabilities. The gradient of a sum costs nothing.
 _UNUSED = -1e20
 normal = nn.initializers.normal(0.02)  # fills all kernels and embeddings
 # Policies that say what is saved for the backward pass, by the name in `remat`.
@@ -53,7 +53,7 @@ _SAVED = {
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """Shape of a decoder. Fields that config.json has, too, are named as there."""
+  """Shape of a decoder. Fields that are in config.json have the same names."""
 
   vocab_size: int
   hidden_size: int
@@ -68,9 +68,9 @@ class TransformerConfig:
   tie_word_embeddings: bool = True
   max_position_embeddings: int = 2048
   architecture: str = 'Qwen2ForCausalLM'
-  qk_norm: bool = False
-  attention_out_bias: bool = False
-  mlp_bias: bool = False
+  qk_norm: bool = False  # whether the q and k of each head are normalised
+  attention_out_bias: bool = False  # whether o has a bias
+  mlp_bias: bool = False  # whether gate, up and down have biases
   sliding_window: int | None = None  # tokens that a token sees, itself included
   rope_scaling: Llama3Rope | None = None
   experts: Experts | None = None
@@ -150,12 +150,12 @@ class Projection(nn.Module):
 class Block(nn.Module):
   """One layer: attention and a gated MLP or experts, each with a residual.
 
-  The routing of experts is in the collection 'routing', where the caller makes
-  it mutable.
+  If the caller makes the collection 'routing' mutable, the layer writes the
+  `experts.Routing` of its tokens there.
   """
 
   config: TransformerConfig
-  mixed: Callable[..., Array] = experts_lib.mixed  # or one of devices
+  mixed: Callable[..., Array] = experts_lib.mixed  # or from `experts.sharded`
   flat: bool = True  # products are of [B*T D], and not of [B T D]
 
   @nn.compact
@@ -168,7 +168,7 @@ class Block(nn.Module):
   ) -> tuple[Float[Array, 'B T D'], Any]:
     """Returns the layer's output, and the second result of `attend`.
 
-    Tokens use the given `experts`, from `experts.recorded`, or the router's.
+    If there are `experts`, from `experts.recorded`, they replace the router's.
     """
     c = self.config
     rows, length, width = x.shape
@@ -256,7 +256,7 @@ class Kernel(nn.Module):
 def forward(params: Params, tokens: Int[Array, 'B T'],
             config: TransformerConfig, **options: Any
            ) -> Float[Array, 'B T D']:
-  """Returns the last layer's normalised output, as `forward_with_load` does."""
+  """Returns hidden states [B T D]: the first result of `forward_with_load`."""
   return forward_with_load(params, tokens, config, **options)[0]
 
 
@@ -294,8 +294,9 @@ def forward_with_load(
       of it with an implementation.
     used: Function from one layer's stored parameters to the parameters with
       which the layer computes.
-    constrain: Function from activations [B T D] and the name of their place to
-      the same values, such as a partial of `activations.split_by_tokens`.
+    constrain: Function from activations [B T D] and the name of their place
+      ('embedded', 'layer' or 'last') to the same values, which may set their
+      sharding, such as a partial of `activations.split_by_tokens`.
     flat: Whether rows are flattened for products. It must be False if devices
       split the positions of a row: flattening would gather them.
     mixed: Function `experts.mixed`, or a function from `experts.sharded`.
@@ -343,7 +344,8 @@ def recomputed(layer: Callable[..., Any], remat: bool | str
               ) -> Callable[..., Any]:
   """Returns the layer, with activations computed again in the backward pass.
 
-  `remat` chooses which activations; see `forward_with_load`.
+  `remat` chooses which activations; see `forward_with_load`. Raises a
+  ValueError if it has another value.
   """
   if not remat:
     return layer

@@ -44,14 +44,16 @@ def locate(path: str | pathlib.Path, field: str = 'model.path') -> str:
 
   Args:
     path: Path of a folder, a name in `SHIPPED`, a GGUF file (see
-      `gguf_files.unpacked`), or a hub id. A hub id is such as
-      'Qwen/Qwen2.5-7B', or with a branch, tag or commit 'Qwen/Qwen2.5-7B@main'.
-      Only json, safetensors and tokenizer files are fetched.
+      `gguf_files.unpacked`), or a hub id, such as 'Qwen/Qwen2.5-7B'. With a
+      branch, tag or commit it is 'Qwen/Qwen2.5-7B@main'. Only json, safetensors
+      and tokenizer files are fetched. Any other text is returned unchanged, as
+      the path of a folder that may not exist.
     field: Config field that names the model, for errors.
 
   Raises:
-    FileNotFoundError: There is no such folder, and the hub lacks the model or
-      cannot be reached.
+    FileNotFoundError: A hub id is not a local folder, and the hub lacks the
+      model or cannot be reached; or there is no such GGUF file.
+    ValueError: The GGUF file cannot be unpacked.
   """
   path = str(path)
   hub_id = re.fullmatch(
@@ -128,10 +130,11 @@ def digest(folder: str) -> str:
 
 
 def sketch(folder: str) -> dict[str, str]:
-  """Returns a digest of the ends of each file of weights, by its name.
+  """Returns a digest of each file of weights of a folder, by file name.
 
-  It takes no time, and differs between trainings: an update changes all
-  tensors. The ends are the first and the last MiB.
+  A digest covers only the size and the first and the last MiB of a file, to
+  take little time. Two trainings still differ, as an update changes all
+  tensors.
   """
   digests = {}
   for file in sorted(pathlib.Path(folder).glob('*.safetensors')):
@@ -185,7 +188,7 @@ def _drop_tied(stored: tensors.Folder, embedding: str, head: str,
   `rows` rows at a time.
 
   Raises:
-    ValueError: The folder has another logits matrix.
+    ValueError: The folder's logits matrix differs from the embedding.
   """
   if head not in stored.shapes:
     return
@@ -248,7 +251,10 @@ def save(
 
 
 def check_finite(params: Params, what: str) -> None:
-  """Raises a ValueError that names the parameters with NaN or infinity."""
+  """Raises a ValueError if parameters have NaN or infinity, and names them.
+
+  `what` names the model, as the beginning of the message.
+  """
   bad = not_finite(params)
   if bad:
     raise ValueError(
@@ -334,9 +340,10 @@ def _add_ends(path: pathlib.Path, eos_id: int | list[int] | None) -> None:
 
 
 def _check_replaceable(path: pathlib.Path) -> None:
-  """Raises a ValueError unless a path is new or an export.
+  """Raises a ValueError if a path is a file or contains folders.
 
-  An interrupted replacement is undone.
+  A folder of chat templates is allowed. An interrupted replacement of the path
+  is undone first.
   """
   old = path.with_name(f'.{path.name}.old')
   if old.exists() and not path.exists():
@@ -351,9 +358,9 @@ def _check_replaceable(path: pathlib.Path) -> None:
 
 
 def _replace(path: pathlib.Path, new: pathlib.Path) -> None:
-  """Moves `new` to `path`.
+  """Moves the folder `new` to `path`, where it replaces an earlier folder.
 
-  Files that only the old `path` has are kept, except its weights.
+  Files that only the earlier folder has are kept, except weights.
   """
   old = path.with_name(f'.{path.name}.old')
   shutil.rmtree(old, ignore_errors=True)

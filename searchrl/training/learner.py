@@ -116,8 +116,8 @@ class Learner:
             ) -> transformer.Params:
     """Returns the parameters to sample from.
 
-    Adapters are beside the matrices of `base`, what `init` received, as by
-    `lora.attach`. `lora.merged` makes plain parameters of them.
+    `base` is what `init` received. If adapters are trained, `lora.attach` puts
+    them beside its matrices. `lora.merged` makes plain parameters of both.
     """
     if self.train_step.lora is None:
       return state['policy'].params
@@ -266,7 +266,7 @@ class Learner:
     return result
 
   def _trained(self, batch: Batch, advantages: Any) -> np.ndarray:
-    """Returns a mask: False for filled rows that surely have no gradient."""
+    """Returns a mask [B]: False for rows with tokens but surely no gradient."""
     empty = ~batch.loss_mask.any(1)
     if not self.train_step.algorithm.skips_zero:
       return np.ones_like(empty)

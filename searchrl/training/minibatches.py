@@ -148,7 +148,7 @@ def pack(batch: Batch, count: int,
   in its rows, so that its optimiser step is still made.
 
   Args:
-    batch: Batch of numpy arrays. Its rows must be a multiple of `count`.
+    batch: Batch of numpy arrays. `count` must divide its number of rows.
     count: Number of mini-batches.
     trained: True for the trajectories to pack, [B]. The default is all.
     **options: Options of `pack_one`.

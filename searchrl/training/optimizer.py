@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser, clipping and AdamW, and its learning-rate schedule."""
+"""The optimiser, which is AdamW after clipping, and its learning rates."""
 
 from __future__ import annotations
 
@@ -196,10 +196,9 @@ def scaled(optimizer: optax.GradientTransformation, factor: float
 def decayed(params: Any) -> Any:
   """Returns a tree with True for each parameter that weight decay applies to.
 
-  These are the matrices.
-  Layers are stacked on axis 0, so that a norm's scale has two dimensions too.
-  For this reason leaves named 'scale' or 'bias' are not decayed, and neither is
-  any vector.
+  These are the matrices. Vectors are not decayed. Layers are stacked on axis 0,
+  so that a norm's scale has two dimensions, too. For this reason leaves named
+  'scale' or 'bias' are not decayed either.
   """
   def is_matrix(path, leaf):
     name = jax.tree_util.keystr(path[-1:], simple=True)

@@ -47,9 +47,10 @@ def means(per_step: Sequence[dict[str, float]]) -> dict[str, float]:
 def of_experts(load: experts.Load) -> dict[str, Mean]:
   """Returns metrics of how evenly tokens use the experts, by name.
 
-  They are the balance loss, the largest load divided by the mean load, and the
-  router's entropy in nats. If the rollouts' experts are replayed, there is also
-  the share of them that the router would not choose.
+  actor/experts_balance is the balance loss, actor/experts_max_load the largest
+  load divided by the mean load, and actor/experts_entropy the router's entropy
+  in nats. If the rollouts' experts are replayed, actor/experts_replaced is the
+  share of them that the router would not choose.
   """
   tokens = load.tokens[0]  # those of each layer
   per_layer = load.chosen.max(-1) / jnp.maximum(load.chosen.mean(-1), 1e-9)

@@ -53,8 +53,8 @@ class Validation:
   """A loss on held-out data, and the updates after which it is computed."""
 
   loss: Callable[[Any], float]  # function from the state to the loss
-  # Updates between computations. It is always computed before the first update
-  # and after the last; 0: only then.
+  # Updates between computations. 0: the loss is only computed before the first
+  # update and after the last, as it always is.
   every: int = 0
 
   def is_due(self, done: int, steps: int) -> bool:
@@ -110,10 +110,10 @@ def fit(
     progress: If True, a progress bar is shown on stderr.
 
   Returns:
-    The last state, and a dictionary of the training: the number of steps and of
-    tokens, the CPU seconds, the means of each metric between checkpoints, the
-    loss of the last update ('last_loss'), and pairs of a step and its loss on
-    held-out data ('validation').
+    The last state, and a dictionary with the number of 'steps' and of 'tokens',
+    the 'cpu_seconds', the loss of the last update ('last_loss'), and pairs of a
+    step and its loss on held-out data ('validation'). Each metric's name has
+    the list of the metric's means between checkpoints.
 
   Raises:
     Stopped: A signal stopped the training early.
@@ -190,7 +190,7 @@ def _updated(update: Update, state: Any,
 
 def _validated(validation: Validation | None, state: Any,
                record: dict[str, Any], steps: int) -> dict[str, float]:
-  """Returns the validation's metric if it is due, and records it."""
+  """Returns sft/val_loss, and records it, if the loss is due; else {}."""
   if not validation or not validation.is_due(record['steps'], steps):
     return {}
   loss = validation.loss(state)
@@ -327,8 +327,8 @@ def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
     documents: Maximum number of documents per update; 0 means any number.
     tokens: Maximum number of tokens per update; 0 means any number. A document
       with more tokens than that gets an update of its own.
-    epochs: Number of passes over all documents; 0: no limit, `steps` decides.
-    steps: Maximum number of updates; 0: no limit, `epochs` decides.
+    epochs: Number of passes over all documents; 0: `steps` must be the limit.
+    steps: Maximum number of updates; 0: `epochs` must be the limit.
   """
   orders = (np.random.default_rng([seed, epoch]).permutation(len(lengths))
             for epoch in itertools.islice(itertools.count(), epochs or None))

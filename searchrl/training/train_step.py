@@ -42,7 +42,7 @@ from searchrl.trajectory import Batch
 
 @dataclasses.dataclass(frozen=True)
 class ForwardOptions:
-  """Options of the networks' forward pass; see `transformer.forward`."""
+  """Options of the networks' forward pass; see `forward_with_load`."""
 
   remat: bool | str = False
   dtype: str = 'float32'  # dtype of activations
@@ -114,8 +114,8 @@ class TrainStep:
     The arguments are (trained, frozen, layout, tokens [M R L], count, routing,
     sampled [M R L]). `trained` and `frozen` are parameters, as in `TrainStep`.
     `layout` says where documents are in rows. `count` is the number of
-    micro-batches with tokens. `routing` has the experts of `Rows`. `sampled` is
-    True for the tokens to score; others get 0. The last two may be left out.
+    micro-batches with tokens. `routing` is that of `Rows`. `sampled` is True
+    for the tokens to score; others get 0. The last two may be left out.
     """
     return self._jit_scoring(lambda trained, frozen, *rows: self._logprobs(
         self._policy_params(trained, frozen), *rows)[0])
@@ -125,7 +125,7 @@ class TrainStep:
     """Jitted function that returns the critic's value of every token, [M R L].
 
     The arguments are (critic's params, None, layout, tokens [M R L], count), as
-    in the function above. Values of micro-batches without tokens are 0.
+    in `logprobs`. Values of micro-batches without tokens are 0.
     """
     return self._jit_scoring(lambda params, frozen, layout, tokens, *_: (
         self._values(params, layout, tokens)))
@@ -184,7 +184,7 @@ class TrainStep:
     return batch.loss_mask if self.algorithm.skips_unsampled else None
 
   def first_params(self, base: Any, key: Array) -> dict[str, Any]:
-    """Returns the first trained parameters, given the policy's and a key."""
+    """Returns the initial trained parameters by network, from the policy's."""
     params = {'policy': base}
     if self.lora:
       params['policy'] = loras.init(self.lora, self.shape, key)
@@ -351,8 +351,8 @@ class TrainStep:
                 count):
     """Returns the gradient of a network, metrics, and `old` as of `update`.
 
-    What only the other network determines is left out, so that it need not run,
-    unless no other network is trained (`alone`).
+    Unless `alone`, results that only the other network determines are left out,
+    so that it need not run. `alone` says that no other network is trained.
     """
     trained = {network: params[network]}
     fixed = {name: x for name, x in params.items() if name not in trained}

@@ -93,8 +93,8 @@ def estimated(learner: Learner, attention: str, rows: int, on_tpu: bool
   token's experts if the router is replayed; all else is small.
 
   Args:
-    learner: Learner whose update is meant.
-    attention: Name of the attention, as of `models.attention`.
+    learner: Learner that makes the update.
+    attention: One of `attention.IMPLEMENTATIONS`.
     rows: Number of rows of a batch.
     on_tpu: True for TPUs, False for other devices.
   """
@@ -129,7 +129,7 @@ def estimated(learner: Learner, attention: str, rows: int, on_tpu: bool
 
 
 def _gradient(learner: Learner) -> float:
-  """Returns the bytes per device of a network's gradient, at most."""
+  """Returns the bytes per device of the gradient of the larger network."""
   return max(meshes.bytes_of(trained.params)
              for trained in learner.train_step.abstract_state().values())
 
@@ -156,11 +156,11 @@ def _experts(learner: Learner) -> float:
 
 
 def _replayed(learner: Learner, rows: int) -> float:
-  """Returns the bytes per device that name the experts of each token.
+  """Returns the bytes per device of the record of each token's experts.
 
-  An update that replays the router has them, of a mini-batch, from the rollout.
-  The result is 0 if the router chooses again. `rows` is the number of rows of a
-  batch.
+  An update that replays the router has this record of a mini-batch, from the
+  rollout. The result is 0 if the router chooses again. `rows` is the number of
+  rows of a batch.
   """
   step, options = learner.train_step, learner.train_step.shape.experts
   if options is None or not step.forward_options.router_replay:
@@ -218,8 +218,8 @@ def workspace(learner: Learner, attention: str) -> float:
   long as a row. In the packed layout, padding is one more document.
 
   Args:
-    learner: Learner whose update is meant.
-    attention: Name of the attention, as of `models.attention`.
+    learner: Learner that makes the update.
+    attention: One of `attention.IMPLEMENTATIONS`. Others than cuDNN's give 0.
   """
   if not attention.startswith('cudnn'):
     return 0

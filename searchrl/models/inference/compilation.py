@@ -15,7 +15,7 @@ Programs = dict[str, Callable[..., Any]]
 
 
 def count(programs: Programs) -> int:
-  """Returns how many programs are compiled, with one for each set of shapes."""
+  """Returns how many programs are compiled: one for each set of shapes."""
   return sum(program._cache_size()  # type: ignore[attr-defined]
              for program in programs.values())
 
@@ -58,7 +58,7 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
 
 def rounding_alike(trial: Callable[[int], Any], rows: Sequence[int]
                   ) -> list[int]:
-  """Returns the numbers of rows at which a decode gives the same bits.
+  """Returns the numbers of rows at which a decode rounds as at the largest.
 
   On CPUs, XLA may multiply a small number of rows by another method, which adds
   in another order.

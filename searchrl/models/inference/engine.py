@@ -34,7 +34,7 @@ from searchrl.models.inference.slot_state import (
 from searchrl.models.inference.stops import StopTable
 from searchrl.models.transformer import Params, TransformerConfig
 
-# Number of rows from which XLA's products with kernels on CPUs all round alike.
+# From this number of rows on, all of XLA's matrix products on CPUs round alike.
 ONE_KIND = 64
 # On CPUs, an engine with more slots than this has programs for fewer rows.
 FEW_SLOTS = 16
@@ -69,9 +69,9 @@ class Engine:
     parts: Number of groups of slots of similar length whose attention 'xla'
       computes separately. It is 1 if a slot is one block.
     attention: Name of one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
-    few_rows: Numbers of rows, below the others, that a decode may compute,
-      though they round differently. Then programs compile when first needed.
-    phase: Function from the name of a late compilation to a context manager.
+    few_rows: Smaller numbers of rows, which round differently, for `dispatch`
+      without `alike`. With any, most programs compile when first needed.
+    phase: Function from a title to a context manager for a late compilation.
     cache_tokens: Number of tokens that all slots can hold together, if the
       cache has pages. Then call `admit` before `append`. 0: all slots can be
       full at once.
@@ -187,7 +187,7 @@ class Engine:
   ) -> None:
     """Sets the weights and sampling options. All slots must be idle.
 
-    The next `append` converts the weights and compiles all programs.
+    The next `append` converts the weights and compiles; see `compile`.
 
     Args:
       params: Parameters of the decoder, with layers stacked, or already the
@@ -214,7 +214,7 @@ class Engine:
     self._state = None if self._on_cpu else self._state
 
   def compile(self) -> int:
-    """Compiles programs for the next rollouts; returns how many are compiled.
+    """Compiles programs for the next rollouts. Returns their number so far.
 
     With `few_rows`, only the programs of the smallest shapes are compiled here.
     """
@@ -238,7 +238,7 @@ class Engine:
         len(self._shapes))
 
   def _run_all(self, truncated: bool, programs: compilation.Programs) -> None:
-    """Runs each of some programs on padding."""
+    """Runs `programs` on padding, in each shape, which compiles them."""
     own, self._programs = self._programs, programs
     if self._draws is not None:
       self._draws[0] = sampling.Draw(
@@ -281,7 +281,7 @@ class Engine:
     """Prefills tokens in slots and starts a turn of the policy in each.
 
     Raises:
-      ValueError: A slot cannot hold its tokens and its budget.
+      ValueError: A slot cannot hold its tokens and budget, or either is empty.
     """
     self._contents.check(appends)
     self.compile()
@@ -358,7 +358,7 @@ class Engine:
     self._state = self._programs['release'](state=self._state, slot=slot)
 
   def _run_decode(self, rows: int) -> tuple[Sequence[int], Any]:
-    """Decodes `rows` rows, which include all slots that may be decoding."""
+    """Starts to decode active slots in `rows` rows. Returns slots, results."""
     slot = None
     if rows < self.slots:
       slot = np.full(rows, self.slots, np.int32)  # out of range: dropped
@@ -380,7 +380,7 @@ class Engine:
   def dispatch(self, *, alike: bool = True) -> None:
     """Starts to sample up to `steps` tokens per active slot, without waiting.
 
-    Without `alike` it is cheaper, but bits depend on how many slots are active.
+    Without `alike`, it may compute `few_rows`: cheaper, but bits then vary.
     """
     self._in_flight.append(self._run_decode(min(
         rows for rows in self._rows + ([] if alike else self._few_rows)
@@ -416,7 +416,7 @@ class Engine:
     return self._partial[slot]
 
   def cut(self, which: Sequence[int]) -> None:
-    """Ends turns early and frees the slots, after all decodes were read."""
+    """Ends turns early and frees the slots. All decodes must have been read."""
     self._release(which)
     self._decoding.difference_update(which)
     for slot in which:

@@ -26,7 +26,7 @@ class Conversion:
     dtype: Data type of the weights.
     matmul_dtype: Data type of the matrices. '': that of the weights.
     ordered: Function that wraps each jitted program; see `runtime.dispatch`.
-    is_transposed: Whether the matrices are `transposed`.
+    is_transposed: Flag that stores the matrices transposed; see `transposed`.
   """
 
   def __init__(self, dtype: Any, matmul_dtype: str,
@@ -39,7 +39,7 @@ class Conversion:
     self._transposed: Any = is_transposed and ordered(jax.jit(transposed))
 
   def __call__(self, params: Params) -> Params:
-    """Returns the weights. The layers of `params` may be a tuple already."""
+    """Returns the weights, given params or the result of `unstacked`."""
     if not isinstance(params['layers'], tuple):
       params = _unstack(params, self._cast, self._layer)
     if self._rounded:
@@ -52,9 +52,9 @@ class Conversion:
 
 
 def unstacked(params: Params, dtype: Any) -> Params:
-  """Returns params in `dtype` whose layers are a tuple of trees.
+  """Returns params in `dtype`, with a tuple of layers: one tree per layer.
 
-  In `params`, layers are stacked on axis 0 of each array.
+  In the argument `params`, layers are stacked on axis 0 of each array.
   """
   return _unstack(params, functools.partial(_cast, dtype=dtype),
                   functools.partial(_layer_at, dtype=dtype))
@@ -68,9 +68,9 @@ def unstacked_axes(axes: dict[str, Any], layers: int) -> dict[str, Any]:
 def rounded(params: Params, dtype: Any) -> Params:
   """Returns params whose projection matrices and head are cast to `dtype`.
 
-  They are multiplied in this dtype; if they had another, each call of a program
-  would convert them. `params` is a result of `unstacked`. The embedding is not
-  cast; a head that is tied to it becomes a matrix of its own.
+  An engine multiplies them in this dtype, and would otherwise convert them in
+  each call. `params` is a result of `unstacked`. The embedding is not cast. A
+  head that is tied to it becomes a matrix of its own.
   """
   def cast(path, leaf):
     is_projection = path[-2].key in lora.TARGETS and path[-1].key == 'kernel'
@@ -81,14 +81,14 @@ def rounded(params: Params, dtype: Any) -> Params:
 
 
 def transposed(tree: dict[str, Any]) -> dict[str, Any]:
-  """Returns weights whose projections, or head, are matrices [F D].
+  """Returns weights with the matrices of projections, or of the head, as [F D].
 
-  Such a matrix is called 'transposed' instead of 'kernel'. XLA's CPU compiler
-  then adds in one order for any number of rows but 1. With kernels [D F] it
-  adds in another order for few rows, if D is small.
+  The key of such a matrix is 'transposed' instead of 'kernel'. XLA's CPU
+  compiler then adds in one order for any number of rows but 1. With kernels
+  [D F] it adds in another order for few rows, if D is small.
 
   Args:
-    tree: Weights of one layer, or all others.
+    tree: Weights of one layer, or all weights outside the layers.
   """
   return {name: _renamed(leaves, 'kernel', 'transposed')
           if name in (*lora.TARGETS, 'head') else leaves
@@ -96,7 +96,7 @@ def transposed(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def upright(tree: dict[str, Any]) -> dict[str, Any]:
-  """Returns the weights of which `tree` may have transposed matrices.
+  """Returns weights with kernels [D F] again, if `transposed` made them [F D].
 
   XLA makes the transpositions a part of the products.
   """

@@ -40,10 +40,11 @@ def attend(
     q: Queries of n tiles of T consecutive tokens, with H heads of size d, a
       power of two.
     keys: Keys of B slots in N blocks of W tokens, with K heads. W is a multiple
-      of 16. The keys of the tiles are already in it.
+      of 16. The cache already has the keys of the tiles.
     values: Values, like the keys.
     tiles: Slot, start and length of each tile.
-    sliding_window: Number of keys that a query sees, itself included.
+    sliding_window: Number of keys that a query sees, including the key at its
+      own position. Default: all keys up to this position.
 
   Returns:
     The outputs, [n T H d]; 0 for a query beyond its tile's length.

@@ -3,11 +3,11 @@
 """The interface of KV caches: what all memory layouts have in common.
 
 A slot is the part of the cache that has one sequence. A tile is some
-consecutive tokens of a slot that are computed as one row. A layout is four
-functions of one layer's cache. `attend` both writes the keys and values of some
-tokens and attends to their slots, so that writing and reading agree on where a
-position is stored. `kv_blocks` and `kv_pages` make layouts, and `layouts`
-chooses one.
+consecutive tokens of a slot that are computed as one row. A layout says how one
+layer's cache is stored, and has the functions that use the cache. `attend` both
+writes the keys and values of some tokens and attends to their slots, so that
+writing and reading agree on where a position is stored. `kv_blocks` and
+`kv_pages` make layouts, and `layouts` chooses one.
 
 `sharded` splits slots over devices. Each device then has some slots and all of
 their tokens, and no token crosses devices.
@@ -32,8 +32,9 @@ Layer = Any  # one layer's cache: a tree of arrays
 class Tiles(NamedTuple):
   """Positions of rows of tokens: the slot of each tile, and its range there.
 
-  Tile i has the positions from start[i] to start[i] + length[i]. One call may
-  have several tiles of a slot: all are written before any is read.
+  Tile i has the positions from start[i] up to, but not including, start[i] +
+  length[i]. One call may have several tiles of a slot: all are written before
+  any is read.
   """
 
   slot: Int[Array, 'n']  # slot of each tile, on its device; Layout.slots: none
@@ -64,7 +65,8 @@ class Layout:
   split(x) -> x
     Splits the rows of an array over the devices in the same way as slots.
   mixed
-    Function `experts.mixed`, or one of `experts.sharded` for the same devices.
+    Function `experts.mixed`, or the result of `experts.sharded` for the same
+    devices.
   """
 
   slots: int  # number of slots on a device
@@ -76,7 +78,7 @@ class Layout:
   attend: Callable[..., tuple[Float[Array, 'n T H d'], Layer]]
   copy: Callable[..., Any]
   record: Callable[..., Array]
-  places: tuple[int, ...]  # shape of the places of tokens on a device
+  places: tuple[int, ...]  # first axes of a device's table; see `record`
   split: Callable[[Array], Array] = lambda x: x
   mixed: Callable[..., Array] = experts.mixed
 

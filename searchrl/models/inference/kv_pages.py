@@ -31,15 +31,15 @@ from searchrl.models.inference import kv_cache
 from searchrl.models.inference.kv_cache import Layer, Layout, Tiles
 
 _FETCHED = 256  # tokens of the cache that the kernel fetches at a time
-_QUERIES = 128  # largest number of queries that it computes at a time
+_QUERIES = 128  # largest number of queries that the kernel computes at a time
 
 
 def layout(*, slots: int, pages: int, page: int,
            sliding_window: int | None = None) -> Layout:
   """Returns the layout of a cache of `pages` pages of `page` tokens.
 
-  The slots share the pages, which `pages.Pages` assigns. A query sees
-  `sliding_window` keys, itself included.
+  All slots share the pages, which `pages.Pages` assigns to slots. A query sees
+  `sliding_window` keys, including the key at its own position. None: all keys.
   """
   def empty(config, copies, dtype):
     shape = (copies * pages, page, 2 * config.num_key_value_heads,
@@ -113,7 +113,7 @@ def _ragged(q: Float[Array, 'T H d'], pages: Layer, lengths: Int[Array, 'n'],
     lengths: Number of tokens of each row's context, its queries included.
     table: Pages of each row's context, in order.
     starts: Index of each row's first query in q, and the end of q.
-    sliding_window: Number of keys that a query sees, itself included.
+    sliding_window: Number of keys that a query sees, as in `layout`.
   """
   # Slow to import.
   from jax.experimental.pallas import tpu

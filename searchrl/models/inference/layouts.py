@@ -1,15 +1,15 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's attention in five implementations, each tested before use.
+"""The engine's attention in five implementations, and the choice of one.
 
-  xla           loops over blocks of the cache, on every device, all options
+  xla           loops over blocks of the cache; the reference, on every device
   cudnn         flash attention on NVIDIA GPUs for single tokens, else loops
   triton        a Pallas kernel on GPUs for single tokens and for tiles
   cudnn+triton  cudnn for single tokens and triton for tiles
   ragged        ragged paged attention on TPUs in Pallas, which reads pages
 
-Each implementation has the cache layout that it reads. `resolve` chooses one
-and runs its `self_test`.
+Each implementation has the cache layout that it reads. `resolve` chooses an
+implementation, and tests it with `self_test` unless it is 'xla'.
 """
 
 from collections.abc import Callable
@@ -51,8 +51,8 @@ def make(implementation: str, config: TransformerConfig, *, slots: int,
     platform: Platform of the device. Default: that of the first device.
 
   Raises:
-    ValueError: There is no such implementation, or it does not take a sliding
-      window, or it does not take blocks of this size.
+    ValueError: There is no such implementation, or the implementation does not
+      take the model's sliding window or blocks of this size.
   """
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
@@ -165,19 +165,20 @@ def choose(platform: str, dtype: Any, config: TransformerConfig
 
 def resolve(implementation: str, *, platform: str, dtype: Any,
             config: TransformerConfig, tensor: int = 1) -> tuple[str, str]:
-  """Returns the tested implementation that a run uses, and a sentence to log.
+  """Returns the implementation that a run uses, and a sentence to log.
+
+  Any implementation but 'xla' must first pass its `self_test`.
 
   Args:
-    implementation: One of IMPLEMENTATIONS, which must pass its `self_test`; or
-      'auto' for the one of `choose`, which is replaced by a simpler one if it
-      fails.
+    implementation: One of IMPLEMENTATIONS, or 'auto'. 'auto' begins with that
+      of `choose`, and takes a simpler one after each failed self-test.
     platform: Platform of the devices.
     dtype: Data type of the cache.
     config: Shape of the decoder.
     tensor: Number of devices over which the heads are split.
 
   Raises:
-    RuntimeError: The named implementation fails its self-test.
+    RuntimeError: `implementation` is not 'auto' and fails its self-test.
   """
   config = dataclasses.replace(
       config, num_attention_heads=config.num_attention_heads // tensor,

@@ -20,7 +20,7 @@ import numpy as np
 
 
 class Pages:
-  """Table of the pages of the KV cache that the slots of one device have.
+  """Table that says which pages of the KV cache each slot of a device has.
 
   Args:
     slots: Number of slots, B, which are numbered from 0.
@@ -57,7 +57,7 @@ class Pages:
     return -(-tokens // self.page)
 
   def admit(self, requests: Sequence[tuple[int, int]]) -> list[bool]:
-    """Returns for each request whether its slot may now get the pages it needs.
+    """Returns for each request whether its slot may now get its pages.
 
     A request is a pair (slot, number of tokens that the slot must hold). Each
     slot occurs at most once. A request is granted if all slots could still

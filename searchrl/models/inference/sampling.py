@@ -35,7 +35,7 @@ class Truncation(NamedTuple):
   """
 
   top_k: Number = 0  # number of likeliest tokens that are kept; 0: all
-  top_p: Number = 1.0  # total probability of the likeliest tokens that are kept
+  top_p: Number = 1.0  # total probability of the tokens that are kept; 1: all
   min_p: Number = 0.0  # share of the largest probability that a token must have
 
   @property
@@ -184,7 +184,7 @@ def allowed(weights: Float[Array, 'B V'], truncation: Truncation
 
   Top-k and top-p each set a threshold: the largest one that keeps enough
   tokens, or enough probability. It is found by halving, without sorting the
-  vocabulary.
+  vocabulary. The largest of these thresholds and min_p holds.
 
   Args:
     weights: Probability of each token divided by the largest one of its row.

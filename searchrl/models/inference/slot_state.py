@@ -47,7 +47,8 @@ class Append:
   budget: int  # number of tokens that may then be sampled
   row_ids: Sequence[int]  # step, uid halves, sample, turn; see `row_ids`
   fresh: bool  # True for a new trajectory: discard the slot's tokens first
-  draw: sampling.Draw = sampling.Draw()  # used if `load` got no temperature
+  # Used only if `Engine.load` got None as the temperature.
+  draw: sampling.Draw = sampling.Draw()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Stopped:
 
   slot: int
   tokens: tuple[int, ...]  # sampled, with the token that ended the turn
-  logprobs: tuple[float, ...]  # in nats, at the sampling temperature
+  logprobs: tuple[float, ...]  # of the tokens, in nats; see `sampling.sample`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Work:
   moves: list[list[tuple[int, int]]]  # per copy: (from, to), slots or pages
   blocks: int  # number of blocks that each move copies
   turns: list[tuple]  # (global slot, last token, tokens held, budget, row ids)
-  copied_tokens: int
+  copied_tokens: int  # number of tokens of the copied prompts
 
 
 def tiles_of_call(left: int, counts: Sequence[int], on_cpu: bool) -> int:
@@ -230,9 +231,9 @@ class Contents:
     """Returns what to copy to begin `slot` with the first tokens of `holder`.
 
     Without pages, the result is the slots [(holder, slot)]. With pages, both
-    slots share the full pages, and the result is the page with the end of the
-    tokens and its new place, if there is one. `copy` is the number of the copy
-    of the weights to which both slots belong.
+    slots share the full pages. If the tokens end within a page, the result is
+    [(this page, a new page)], and otherwise []. `copy` is the number of the
+    copy of the weights to which both slots belong.
     """
     if not self._pages:
       return [(holder, slot)]

@@ -66,7 +66,7 @@ def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any,
           records: bool = False) -> State:
   """Returns the state of empty slots on `copies` devices or device groups.
 
-  If `records`, the experts of all tokens are recorded.
+  With `records`, the state of a model with experts records those of each token.
   """
   slots = copies * layout.slots
   cache = tuple(layout.empty(config, copies, dtype)
@@ -139,7 +139,7 @@ def copy(
 
   If the layout has pages, it copies single pages instead: source and target are
   then pages of one device, and blocks is 1, or 0 to copy nothing. Targets out
-  of range, which copy nothing, come last.
+  of range copy nothing and must come last.
   """
   cache, table = layout.copy(
       (state.cache, state.routing), source, target, blocks)
@@ -290,7 +290,10 @@ def _put_back(whole: State, state: State, slot) -> State:
 
 def _decode_one(params, state: State, stop, temperature, truncation, slot,
                 pages, config, layout):
-  """Samples one token for every row. Idle rows are computed but not changed."""
+  """Returns the state after one more token per row, the tokens and log-probs.
+
+  Idle rows are computed but not changed.
+  """
   cached = state.position - 1
   row = jnp.arange(len(cached)) % layout.slots if slot is None else slot
   tiles = Tiles(row, cached, state.active.astype(jnp.int32), pages)
@@ -317,7 +320,7 @@ def _decode_one(params, state: State, stop, temperature, truncation, slot,
 
 def _layers(params, tokens, positions, state: State, tiles: Tiles, config,
             layout):
-  """Runs all layers, unrolled, each with its own cache."""
+  """Returns the last layer's output and the new state. Layers are unrolled."""
   x = params['embed']['embedding'][tokens]
   new, chosen = [], []
   for weights, layer in zip(params['layers'], state.cache, strict=True):
