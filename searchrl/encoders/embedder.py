@@ -4,10 +4,10 @@
 
 Texts are sorted by length, so that there is little padding. They go to the
 devices of this process in batches of few shapes. On a CPU the shape of a
-query's batch depends on the query only. Its vector is therefore the same bit by
-bit, however many other queries are encoded at the same time. Index builds, runs
-and servers all encode with this module. Two encoders are the same if their
-digests are equal.
+query's batch depends on the query only. The query's vector is therefore the
+same bit by bit, however many other queries are encoded at the same time. Index
+builds, runs and servers all encode with this module. Two encoders are the same
+if their digests are equal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class Settings:
   batch_tokens: int = 8192  # tokens per device call, padded; fewer on a CPU
 
   def check(self, shape: encoder.EncoderConfig) -> None:
-    """Raises a ValueError if an encoder of a shape cannot use the settings."""
+    """Raises a ValueError if an encoder of `shape` cannot use the settings."""
     if self.pooling not in encoder.POOLINGS:
       raise ValueError(
           f'encoder.pooling must be one of {", ".join(encoder.POOLINGS)}, but '
@@ -129,7 +129,7 @@ class Embedder:
 
   def _batches(self, rows: Sequence[Sequence[int]], kind: dense.Kind
               ) -> Iterator[tuple[list[int], int, int]]:
-    """Yields (indices of texts, tokens per row, rows), longest texts first."""
+    """Yields (texts' indices, row length, rows) per batch, long texts first."""
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     start = 0
     while start < len(order):
@@ -159,7 +159,7 @@ class Embedder:
     return -(-rows // self._replicas) * self._replicas
 
   def _width(self, ids: Sequence[int]) -> int:
-    """Returns the tokens per row of the batch for a text."""
+    """Returns the number of tokens per row of a batch for a text with `ids`."""
     width = next((width for width in _WIDTHS if width >= len(ids)), len(ids))
     return min(width, max(self._settings.max_length, len(ids)))
 

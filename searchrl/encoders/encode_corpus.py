@@ -27,8 +27,8 @@ _PIECE = 2048  # passages that are sorted by length and encoded together
 def encoded_rows(corpus: corpora.Corpus, encode: dense.EncodeFn) -> RowsFn:
   """Returns a function from a range of passages to their vectors.
 
-  It gets the range as start and stop, encodes the passages in pieces, and
-  yields the rows of each piece.
+  The function gets start and stop, encodes the passages in pieces, and yields
+  the vectors of each piece.
   """
 
   def rows_of(start, stop):

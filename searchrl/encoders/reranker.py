@@ -69,7 +69,7 @@ def load(path: str, *, max_length: int = 512, batch: int = 32
 
 def _padded(encodings: Sequence[tokenizers.Encoding], rows: int, most: int
            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns tokens, mask and segments of a batch, in one of a few shapes."""
+  """Returns tokens, mask and segments of a batch, [rows T]. Few T occur."""
   longest = max(len(encoding.ids) for encoding in encodings)
   width = min(next((w for w in _WIDTHS if w >= longest), longest), most)
   tokens, mask, segments = np.zeros((3, rows, width), np.int32)

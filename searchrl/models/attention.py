@@ -178,7 +178,7 @@ def causal(
     longest: Number of tokens of the longest document, only for 'cudnn_padded'.
       Default: T.
     sliding_window: Number of keys that a query sees, including the key at its
-      own position.
+      own position. Default: all keys up to this position.
     implementation: One of IMPLEMENTATIONS. 'auto' is not one of them; `resolve`
       replaces it.
     block: Block size in tokens. For 'xla', it is the number of queries that are
@@ -222,7 +222,7 @@ def causal(
 
 def _on_shards(attend: Callable[..., Array], sharding: NamedSharding | None
               ) -> Callable[..., Array]:
-  """Returns `attend`, run on each device's part if there is a sharding."""
+  """Returns `attend`, split over devices by `sharding` unless it is None."""
   if sharding is None:
     return attend
   spec = PartitionSpec(*sharding.spec, *[None] * (4 - len(sharding.spec)))
@@ -345,8 +345,8 @@ def resolve(
   Any implementation but 'xla' must first pass its `self_test`.
 
   Args:
-    implementation: Name of an implementation, or 'auto'. 'auto' begins with
-      that of `choose`, and takes a simpler one after each failed self-test.
+    implementation: Name of an implementation, or 'auto'. 'auto' begins with the
+      result of `choose`, and goes to a simpler one after a failed self-test.
     platform: Platform of the devices.
     dtype: Dtype of queries, keys and values.
     heads: Number of query heads.

@@ -31,8 +31,9 @@ def info_nce(
     temperature: Divisor of the scores, above 0. E5 uses 0.01.
 
   Returns:
-    The loss of each query in nats, float32, which is 0 if the query has no
-    negatives; and 1 if its positive scores above all negatives, else 0.
+    Two float32 arrays. The first has the loss of each query in nats, which is 0
+    for a query without negatives. The second has 1 for a query whose positive
+    scores above all negatives, and otherwise 0.
 
   Raises:
     ValueError: The temperature is not above 0.

@@ -46,7 +46,7 @@ def token_values(
 ) -> Float[Array, 'B T']:
   """Returns the value before each token, [B T], in the unit of the rewards.
 
-  Entry t is the reward that the critic expects, given tokens[:, :t]. The first
+  Entry t is the critic's estimate of the rewards given tokens[:, :t]. The first
   entry of a row is 0. In a packed row, the first entry of each document is 0.
 
   The values are float32. The arguments are those of

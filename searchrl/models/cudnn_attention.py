@@ -159,8 +159,7 @@ def padded(
     segment_ids: Number of each token's document; see the top of this file.
     max_segments: Largest id of a document.
     longest: Number of tokens of the longest document. Default: T.
-    sliding_window: Number of keys that a query sees, including the key at its
-      own position.
+    sliding_window: Number of keys that a query sees, as in `packed`.
   """
   rows, row = segment_ids.shape
   longest = longest or row

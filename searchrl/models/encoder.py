@@ -90,10 +90,7 @@ def _gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
 
 
 class Block(nn.Module):
-  """One layer: attention to all tokens, then an MLP, each with a residual sum.
-
-  Each sum is normalised.
-  """
+  """Attention to all tokens, then an MLP. Each residual sum is normalised."""
 
   config: EncoderConfig
 
@@ -150,7 +147,7 @@ def forward(
 
   Raises:
     ValueError: The rows are longer than the table of positions, or `remat` has
-      another value.
+      an unknown value.
   """
   rows, length = tokens.shape
   if length > config.max_position_embeddings:
@@ -217,7 +214,7 @@ def logical_axes(config: EncoderConfig) -> Params:
 
 
 def _boxed(config: EncoderConfig, key: Array) -> Params:
-  """Returns the tree of `init`, with each leaf in a box with logical axes."""
+  """Returns the tree of `init`, with each array in flax's box of axis names."""
   keys, width = jax.random.split(key, 4), config.hidden_size
   box = nn.LogicallyPartitioned
 
@@ -245,7 +242,7 @@ def read_config(folder: str) -> EncoderConfig:
   Raises:
     FileNotFoundError: The folder does not exist or has no config.json.
     ValueError: The file is not JSON, the shape is incomplete, or the
-      architecture is another one.
+      architecture is not implemented here.
   """
   raw, path = weights.read_json(folder)
   families.check_values(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts of many tokens: one row for each choice, with rows sorted by expert.
 
-A choice is a pair of a token and one of its experts. Its row is the vector of
-the token, which is multiplied by the matrices of the expert.
+A choice is a pair of a token and one of its experts. The row of a choice is the
+vector of the token, which is multiplied by the matrices of the expert.
 
 If devices share the experts, each device gets the tokens of all these devices,
 but most choices are of experts on other devices. A device has room for twice
@@ -99,7 +99,7 @@ mixed.defvjp(_forward, _backward)
 
 
 def _outputs(product: Product, starts, rows, gate, up, down):
-  """Returns what each row's expert computes of the row, [P D]."""
+  """Returns the rows after the gated MLP of each row's expert, [P D]."""
   hidden = jax.nn.silu(product(rows, gate, starts)) * product(rows, up, starts)
   return product(hidden, down, starts)
 
@@ -121,10 +121,7 @@ def _of_tokens(rows, places, weights):
 
 def _sum_over_passes(add: Callable[[_Pass], Any], block: int, unit: int,
                      ways: int, ids, weights, kernels) -> Any:
-  """Returns the sum of the results of `add` for all passes.
-
-  If more than one pass may be needed, the sum is in float32.
-  """
+  """Returns the sum of the results of `add`; of several passes, in float32."""
   count = len(kernels[0])
   fits = lambda choices: -(-(choices // block + count) * block // unit) * unit
   full = fits(ids.size)

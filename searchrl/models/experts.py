@@ -127,10 +127,9 @@ def load(routing: Routing, used: Bool[Array, 'N']) -> Load:
 def balance(load: Load) -> Float[Array, '']:
   """Returns the auxiliary loss that makes the router use all experts alike.
 
-  It is E times the sum, over the E experts, of the fraction of tokens that have
-  the expert times its mean probability. Both are means over layers and tokens,
-  as in transformers. For a balanced load, the loss is k, the number of experts
-  per token. The arrays of `load` have an axis of layers.
+  It is E times the sum, over experts, of the fraction of tokens that have the
+  expert times its mean probability. Both are means over tokens and the layers
+  of `load`, as in transformers. A balanced load gives k, the experts per token.
   """
   tokens = jnp.maximum(load.tokens.sum(), 1)
   shares, probs = load.chosen.sum(0) / tokens, load.probs.sum(0) / tokens

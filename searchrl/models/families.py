@@ -171,7 +171,7 @@ def check_values(raw: Mapping[str, Any], path: pathlib.Path, **values: Any
 
 
 def check_sizes(config: Any, path: pathlib.Path) -> None:
-  """Raises a ValueError unless the numbers are above 0, and the sizes whole."""
+  """Raises a ValueError unless the fields are above 0, and sizes are whole."""
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if field.type is int and (type(value) is not int or value < 1):

@@ -251,7 +251,7 @@ def _dequantized(gguf: Any, tensor: Any, file: pathlib.Path) -> np.ndarray:
 
 
 def _halves(values: np.ndarray, heads: int) -> np.ndarray:
-  """Changes the rows of q or k from llama.cpp's order to that of transformers.
+  """Returns the rows of q or k in transformers' order, given llama.cpp's order.
 
   For the rotary embedding, llama.cpp pairs neighbouring entries of a head, and
   transformers pairs each entry of the first half with one of the second half.
@@ -262,7 +262,7 @@ def _halves(values: np.ndarray, heads: int) -> np.ndarray:
 
 def _write_weights(folder: pathlib.Path,
                    tensors: Iterator[tuple[str, np.ndarray]]) -> None:
-  """Writes tensors into files of up to 2 GB, or one tensor, and an index."""
+  """Writes tensors into files of at most 2 GB (or one tensor), and an index."""
   shard: dict[str, np.ndarray] = {}
   places: dict[str, str] = {}
   total = 0

@@ -110,7 +110,7 @@ def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# How each kind of tokenizer splits a text into words. No token spans two words.
+# How each kind of tokenizer splits a text into words. No merge spans two words.
 _SPLITS = {
     'gpt-2': pre_tokenizers.ByteLevel(add_prefix_space=False),
     'llama-bpe': _split_by(_LLAMA3),

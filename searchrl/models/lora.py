@@ -108,7 +108,7 @@ def attach(base: Params, adapters: Params, lora: Lora) -> Params:
 
 def merge(base: Params, adapters: Params, lora: Lora,
           dtype: str | None = None) -> Params:
-  """Returns a plain decoder's params: W plus the adapters.
+  """Returns a plain decoder's params, with the adapters added to the kernels W.
 
   The sums have the data type `dtype`. None: that of W. Leaves without an
   adapter are shared with the base.
@@ -117,7 +117,7 @@ def merge(base: Params, adapters: Params, lora: Lora,
 
 
 def merged(params: Params, dtype: str | None = None) -> Params:
-  """Returns a plain decoder's params, like `merge`, from those of `attach`.
+  """Returns a plain decoder's params, like `merge`, given a result of `attach`.
 
   Params without adapters are returned as they are.
   """

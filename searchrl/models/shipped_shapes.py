@@ -21,7 +21,7 @@ def locate(path: str) -> str:
     path: Hub id, or another name or path that `weights.locate` takes.
 
   Raises:
-    FileNotFoundError: `weights.locate` finds no such model.
+    FileNotFoundError, ValueError: See `weights.locate`.
   """
   import huggingface_hub  # slow to import
   shipped = FOLDER / path / 'config.json'

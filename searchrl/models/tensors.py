@@ -40,7 +40,7 @@ class Source:
   """Names of the tensors in the files that make up one leaf of the params.
 
   A leaf is one array of the params. The files have one tensor for it, or one
-  per layer, or one per layer and expert. They are stacked on its first axes.
+  per layer, or one per layer and expert, which are stacked on its first axes.
   """
 
   name: str  # name of a tensor, with {} for the layer and for the expert
@@ -142,7 +142,7 @@ class Folder:
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-  """Returns model.safetensors, or else the index's files, or else all files."""
+  """Returns model.safetensors, else the files of the index, else all files."""
   if (path / 'model.safetensors').is_file():
     return [path / 'model.safetensors']
   if not (path / INDEX).is_file():

@@ -41,7 +41,7 @@ AttendFn = Callable[[Array, Array, Array], tuple[Array, Any]]
 
 # Number that is added to the logits of unused ids, so that their probabilities
 # are exactly 0. It is finite because the entropy and its gradient multiply
-# log-probs by probabilities. The gradient of a sum costs nothing.
+# log-probs by probabilities. It is added, as a sum's gradient costs nothing.
 _UNUSED = -1e20
 normal = nn.initializers.normal(0.02)  # fills all kernels and embeddings
 # Policies that say what is saved for the backward pass, by the name in `remat`.
@@ -71,7 +71,7 @@ class TransformerConfig:
   qk_norm: bool = False  # whether the q and k of each head are normalised
   attention_out_bias: bool = False  # whether o has a bias
   mlp_bias: bool = False  # whether gate, up and down have biases
-  sliding_window: int | None = None  # tokens that a token sees, itself included
+  sliding_window: int | None = None  # tokens that a token sees, with itself
   rope_scaling: Llama3Rope | None = None
   experts: Experts | None = None
   # Ids without a token, which `model_folders.parts` finds, not config.json.
@@ -294,9 +294,8 @@ def forward_with_load(
       of it with an implementation.
     used: Function from one layer's stored parameters to the parameters with
       which the layer computes.
-    constrain: Function from activations [B T D] and the name of their place
-      ('embedded', 'layer' or 'last') to the same values, which may set their
-      sharding, such as a partial of `activations.split_by_tokens`.
+    constrain: Function from activations [B T D] and the name of their place to
+      the same values, such as a partial of `activations.split_by_tokens`.
     flat: Whether rows are flattened for products. It must be False if devices
       split the positions of a row: flattening would gather them.
     mixed: Function `experts.mixed`, or a function from `experts.sharded`.
@@ -309,7 +308,7 @@ def forward_with_load(
     if there are no experts.
 
   Raises:
-    ValueError: `remat` has another value.
+    ValueError: `remat` has an unknown value.
   """
   rows, length = tokens.shape
   if positions is None:
@@ -345,7 +344,7 @@ def recomputed(layer: Callable[..., Any], remat: bool | str
   """Returns the layer, with activations computed again in the backward pass.
 
   `remat` chooses which activations; see `forward_with_load`. Raises a
-  ValueError if it has another value.
+  ValueError if it has an unknown value.
   """
   if not remat:
     return layer
@@ -427,7 +426,7 @@ def stacked_layers(layer: Callable[[Array], Params], key: Array, count: int
 
 
 def _boxed(config: TransformerConfig, key: Array) -> Params:
-  """Returns the tree of `init`, with each array boxed with its axis names."""
+  """Returns the tree of `init`, with each array in flax's box of axis names."""
   key_embed, key_layers, key_head = jax.random.split(key, 3)
   size, width = config.vocab_size, config.hidden_size
   layer = lambda key: Block(config).init(

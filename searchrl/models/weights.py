@@ -251,10 +251,7 @@ def save(
 
 
 def check_finite(params: Params, what: str) -> None:
-  """Raises a ValueError if parameters have NaN or infinity, and names them.
-
-  `what` names the model, as the beginning of the message.
-  """
+  """Raises a ValueError that begins with `what` if params are not finite."""
   bad = not_finite(params)
   if bad:
     raise ValueError(

@@ -79,7 +79,7 @@ class Learner:
 
   @property
   def scores_old(self) -> bool:
-    """True if `score` computes `old_logprobs` of all or later mini-batches."""
+    """True if `score` computes `old_logprobs`, of some or all mini-batches."""
     return (self.minibatches > 1
             or 'old_logprobs' in self.train_step.algorithm.needs)
 
@@ -379,8 +379,8 @@ def make(
     pack_length: Number of tokens of a packed row. The default is T, rounded up
       to a multiple of the number of parts into which the mesh splits positions.
     max_segments: Maximum number of trajectories in a packed row.
-    fit_segments: Whether a mini-batch with fewer trajectories per row has fewer
-      places per row, a power of two, which suits an attention that computes all
+    fit_segments: Flag that lowers the places per row of a mini-batch to the
+      least power of two that is enough. It suits an attention that computes all
       places. Steps are compiled for each number of places that occurs.
     temperature: Temperature of sampling, at which log-probs are computed.
     lora: Adapters that are trained on a frozen policy. None: all parameters of

@@ -28,7 +28,7 @@ class Rows:
 
   layout: packing.Layout
   batch: Batch
-  advantages: Any = None
+  advantages: Any = None  # per token or document; None: not computed yet
   # Experts of the rollouts [M R L X], which replace the router's choices.
   routing: Any = None
 

@@ -37,6 +37,8 @@ from searchrl.training import learner as learners
 from searchrl.trajectory import Batch
 
 Metrics = dict[str, Any]  # scalars by name, including 'loss'
+# A Loss maps (params, batch) to (loss, metrics), and an Update maps (state,
+# batch) to (state, metrics).
 Loss = Callable[[Any, Any], tuple[jax.Array, Metrics]]
 Update = Callable[[Any, Any], tuple[Any, Metrics]]
 
@@ -53,8 +55,8 @@ class Validation:
   """A loss on held-out data, and the updates after which it is computed."""
 
   loss: Callable[[Any], float]  # function from the state to the loss
-  # Updates between computations. 0: the loss is only computed before the first
-  # update and after the last, as it always is.
+  # Updates between computations; 0: none. The loss is always computed before
+  # the first update and after the last.
   every: int = 0
 
   def is_due(self, done: int, steps: int) -> bool:
@@ -327,8 +329,8 @@ def batches(lengths: Sequence[int], *, seed: int, documents: int = 0,
     documents: Maximum number of documents per update; 0 means any number.
     tokens: Maximum number of tokens per update; 0 means any number. A document
       with more tokens than that gets an update of its own.
-    epochs: Number of passes over all documents; 0: `steps` must be the limit.
-    steps: Maximum number of updates; 0: `epochs` must be the limit.
+    epochs: Number of passes over all documents; 0: no limit, set `steps`.
+    steps: Maximum number of updates; 0: no limit, set `epochs`.
   """
   orders = (np.random.default_rng([seed, epoch]).permutation(len(lengths))
             for epoch in itertools.islice(itertools.count(), epochs or None))

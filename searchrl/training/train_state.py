@@ -23,7 +23,7 @@ from searchrl.runtime import mesh as meshes
 class TrainState:
   """The part of a network's state that training changes.
 
-  A checkpoint names its leaves by these fields: 'policy/params/...', and so on.
+  A checkpoint names arrays by these fields: 'policy/params/...', and so on.
   """
 
   params: Any  # pytree of float32 arrays
@@ -35,8 +35,8 @@ class TrainState:
     """Returns the state after an optimiser step, and whether it was made.
 
     The step is skipped and the state is unchanged if the norm of the gradient
-    or of the parameters' change is not finite. The norm is not finite if an
-    entry is not, or if its square is too large.
+    or of the parameters' change is not finite. This is so if an entry or the
+    sum of the squares is not finite.
     """
     changes, opt_state = optimizer.update(
         gradient, self.opt_state, self.params)

@@ -42,7 +42,7 @@ from searchrl.trajectory import Batch
 
 @dataclasses.dataclass(frozen=True)
 class ForwardOptions:
-  """Options of the networks' forward pass; see `forward_with_load`."""
+  """Options of the forward pass; see `transformer.forward_with_load`."""
 
   remat: bool | str = False
   dtype: str = 'float32'  # dtype of activations
@@ -184,7 +184,7 @@ class TrainStep:
     return batch.loss_mask if self.algorithm.skips_unsampled else None
 
   def first_params(self, base: Any, key: Array) -> dict[str, Any]:
-    """Returns the initial trained parameters by network, from the policy's."""
+    """Returns the first trained parameters by network, from the policy's."""
     params = {'policy': base}
     if self.lora:
       params['policy'] = loras.init(self.lora, self.shape, key)
@@ -232,7 +232,7 @@ class TrainStep:
 
   @functools.cached_property
   def _shapes(self) -> State:
-    """Shapes and dtypes of the state of all networks, as a tree of structs."""
+    """Shapes and dtypes of the state, by network, as jax.ShapeDtypeStructs."""
     params = jax.eval_shape(
         self.first_params, transformer.abstract(self.shape), jax.random.key(0))
     return {

@@ -129,7 +129,7 @@ def estimated(learner: Learner, attention: str, rows: int, on_tpu: bool
 
 
 def _gradient(learner: Learner) -> float:
-  """Returns the bytes per device of the gradient of the larger network."""
+  """Returns the bytes per device of the largest gradient of a network."""
   return max(meshes.bytes_of(trained.params)
              for trained in learner.train_step.abstract_state().values())
 

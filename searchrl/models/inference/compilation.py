@@ -58,7 +58,7 @@ def compile_together(programs: Programs, run: Callable[[Programs], None]
 
 def rounding_alike(trial: Callable[[int], Any], rows: Sequence[int]
                   ) -> list[int]:
-  """Returns the numbers of rows at which a decode rounds as at the largest.
+  """Returns the numbers of rows at which a decode rounds as at the largest one.
 
   On CPUs, XLA may multiply a small number of rows by another method, which adds
   in another order.

@@ -46,7 +46,7 @@ _NONE = 2**30  # out-of-range number for "no slot" and "no page"
 
 
 class Engine:
-  """Slots on the local devices, which prefill and sample trajectories.
+  """Slots on the local devices, in which trajectories are sampled.
 
   Args:
     config: Shape of the decoder.
@@ -70,7 +70,7 @@ class Engine:
       computes separately. It is 1 if a slot is one block.
     attention: Name of one of `layouts.IMPLEMENTATIONS`; see `layouts.resolve`.
     few_rows: Smaller numbers of rows, which round differently, for `dispatch`
-      without `alike`. With any, most programs compile when first needed.
+      without `alike`. If there are any, most programs compile when needed.
     phase: Function from a title to a context manager for a late compilation.
     cache_tokens: Number of tokens that all slots can hold together, if the
       cache has pages. Then call `admit` before `append`. 0: all slots can be
@@ -281,7 +281,7 @@ class Engine:
     """Prefills tokens in slots and starts a turn of the policy in each.
 
     Raises:
-      ValueError: A slot cannot hold its tokens and budget, or either is empty.
+      ValueError: A slot lacks room, or an append has no tokens or no budget.
     """
     self._contents.check(appends)
     self.compile()
@@ -347,7 +347,7 @@ class Engine:
         blocks=np.int32(blocks))
 
   def _begin(self, turns) -> None:
-    """Starts turns (slot, last token, tokens held, budget, row ids)."""
+    """Starts turns: tuples (slot, last token, tokens held, budget, row ids)."""
     self._state = self._programs['begin'](
         state=self._state, root=self._root,
         **slot_state.padded_turns(turns, self.slots))
@@ -358,7 +358,7 @@ class Engine:
     self._state = self._programs['release'](state=self._state, slot=slot)
 
   def _run_decode(self, rows: int) -> tuple[Sequence[int], Any]:
-    """Starts to decode active slots in `rows` rows. Returns slots, results."""
+    """Decodes active slots in `rows` rows. Returns their slots, and results."""
     slot = None
     if rows < self.slots:
       slot = np.full(rows, self.slots, np.int32)  # out of range: dropped
@@ -380,7 +380,7 @@ class Engine:
   def dispatch(self, *, alike: bool = True) -> None:
     """Starts to sample up to `steps` tokens per active slot, without waiting.
 
-    Without `alike`, it may compute `few_rows`: cheaper, but bits then vary.
+    `alike=False` allows `few_rows`, which are cheaper but round differently.
     """
     self._in_flight.append(self._run_decode(min(
         rows for rows in self._rows + ([] if alike else self._few_rows)

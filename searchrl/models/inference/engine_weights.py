@@ -39,7 +39,7 @@ class Conversion:
     self._transposed: Any = is_transposed and ordered(jax.jit(transposed))
 
   def __call__(self, params: Params) -> Params:
-    """Returns the weights, given params or the result of `unstacked`."""
+    """Returns the weights. `params` may be `unstacked` already, in `dtype`."""
     if not isinstance(params['layers'], tuple):
       params = _unstack(params, self._cast, self._layer)
     if self._rounded:

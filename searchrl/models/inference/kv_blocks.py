@@ -38,8 +38,7 @@ def layout(*, slots: int, length: int, block: int, parts: int,
     parts: Number of groups into which rows of one token are sorted by length;
       the attention of each group is computed separately. With more than 1, the
       rows may be any slots. With 1, they are all slots, in order.
-    sliding_window: Number of keys that a query sees, including the key at its
-      own position. Default: all keys up to this position.
+    sliding_window: Number of keys that a query sees; see `attention.visible`.
     heads_outside: Order of the axes: True for [B N K d W] and [B N K W d],
       False for [B N W K d].
     token_kernel: Name of the attention when each row is one token: '' for

@@ -168,7 +168,7 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
 
 
 def copies(shardings: Callable[[Any], Any] | None) -> int:
-  """Returns over how many copies of the model's weights the slots are split.
+  """Returns the number of copies of the weights over which slots are split.
 
   A copy is on one device, or split over a group of devices. Without
   `shardings` there is one copy.

@@ -170,8 +170,8 @@ def resolve(implementation: str, *, platform: str, dtype: Any,
   Any implementation but 'xla' must first pass its `self_test`.
 
   Args:
-    implementation: One of IMPLEMENTATIONS, or 'auto'. 'auto' begins with that
-      of `choose`, and takes a simpler one after each failed self-test.
+    implementation: One of IMPLEMENTATIONS, or 'auto'. 'auto' begins with the
+      result of `choose`, and goes to a simpler one after a failed self-test.
     platform: Platform of the devices.
     dtype: Data type of the cache.
     config: Shape of the decoder.
@@ -229,7 +229,7 @@ def _with_copy(layout: Layout, layer: Any) -> Any:
 
 def self_test(implementation: str, *, config: TransformerConfig, dtype: Any
              ) -> None:
-  """Raises a RuntimeError if attention to random tokens differs from 'xla'."""
+  """Raises a RuntimeError if an implementation is wrong on random tokens."""
   if config.sliding_window:  # shortened, so that the test's contexts exceed it
     config = dataclasses.replace(
         config, sliding_window=min(config.sliding_window, 24))

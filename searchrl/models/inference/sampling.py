@@ -35,7 +35,7 @@ class Truncation(NamedTuple):
   """
 
   top_k: Number = 0  # number of likeliest tokens that are kept; 0: all
-  top_p: Number = 1.0  # total probability of the tokens that are kept; 1: all
+  top_p: Number = 1.0  # least total probability of the kept tokens; 1: all
   min_p: Number = 0.0  # share of the largest probability that a token must have
 
   @property

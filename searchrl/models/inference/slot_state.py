@@ -30,7 +30,7 @@ def row_ids(step: int, uid: str, sample: int, turn: int) -> tuple[int, ...]:
   Args:
     step: Step of the run.
     uid: Unique id of the question.
-    sample: Index of the sample among the question's.
+    sample: Index of the sample among the samples of the question.
     turn: Index of the turn in the trajectory.
   """
   digest = hashlib.sha256(uid.encode()).digest()
@@ -161,7 +161,7 @@ class Contents:
   def check(self, appends: Sequence[Append]) -> None:
     """Raises a ValueError if a slot cannot hold its append's tokens and turn.
 
-    A budget below 1 and an append without tokens raise one, too.
+    A budget below 1 and an append without tokens are also errors.
     """
     for a in appends:
       if self._needed(a) > self._length or a.budget < 1 or not a.tokens:

@@ -66,7 +66,7 @@ def empty(config: TransformerConfig, layout: Layout, copies: int, dtype: Any,
           records: bool = False) -> State:
   """Returns the state of empty slots on `copies` devices or device groups.
 
-  With `records`, the state of a model with experts records those of each token.
+  With `records`, it has a table for each token's experts, if there are experts.
   """
   slots = copies * layout.slots
   cache = tuple(layout.empty(config, copies, dtype)
