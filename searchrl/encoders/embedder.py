@@ -44,7 +44,7 @@ TINY_E5 = pathlib.Path(__file__).parents[1] / 'assets' / 'tiny_e5'
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """Settings of an encoder; all fields except the last change its vectors."""
+  """Settings of an encoder. All but `batch_tokens` change its vectors."""
 
   query_prefix: str = encoder.QUERY_PREFIX
   passage_prefix: str = encoder.PASSAGE_PREFIX
@@ -105,7 +105,7 @@ class Embedder:
 
   def __call__(self, texts: Sequence[str], kind: dense.Kind
               ) -> Float[np.ndarray, 'N D']:
-    """Returns one unit vector per text, in the order of the texts."""
+    """Returns one unit vector per text, in order. `kind` chooses the prefix."""
     rows = self._tokens(texts, kind)
     result = np.zeros((len(rows), self.dim), np.float32)
     running = None
@@ -282,7 +282,7 @@ def digest(folder: pathlib.Path, settings: Settings) -> str:
 
 def load_tokenizer(
     folder: pathlib.Path, max_length: int) -> tokenizers.Tokenizer:
-  """Loads the tokenizer of a directory; it truncates texts and never pads.
+  """Loads a directory's tokenizer, which truncates texts and never pads.
 
   Args:
     folder: Directory with tokenizer.json.

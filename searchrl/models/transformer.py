@@ -86,7 +86,7 @@ _remade = functools.partial(jax.checkpoint, prevent_cse=False)
 
 def param(module: nn.Module, name: str, init: nn.initializers.Initializer,
           shape: tuple[int, ...], axes: Axes) -> Array:
-  """Declares a module's parameter with its logical axes; returns its value."""
+  """Declares a module's parameter with logical axes, and returns its value."""
   value: Any = module.param(name, nn.with_logical_partitioning(init, axes),
                             shape)
   return value

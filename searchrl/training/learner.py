@@ -364,7 +364,7 @@ def make(
     lockstep: Callable[..., None] = lambda *facts: None,
     **forward_options: Any,
 ) -> Learner:
-  """Makes a learner after checking its options; compiles nothing yet.
+  """Checks options and makes a learner from them. Nothing is compiled yet.
 
   Args:
     shape: Shape of the decoder.

@@ -262,10 +262,10 @@ class TrainStep:
   def _split_by_words(self, params):
     """Returns the parameters with the logits' matrix split over words only.
 
-    In the state, the matrix is also split over its width. All of the matrix
-    would then be gathered for each chunk of tokens, and its gradient summed
-    over devices. With this split only the chunk's hidden states are gathered,
-    and their gradients and the maxima and sums of the logits are combined. The
+    In the state, the matrix is also split over its width. With that split, all
+    of it would be gathered for each chunk of tokens, and its gradient summed
+    over devices. Here, only the chunk's hidden states are gathered, and their
+    gradients and the maxima and sums of the logits are combined. The
     matrix is sent in the dtype in which it is multiplied. Its gradient is
     summed over chunks in its own dtype and rounded once.
     """
@@ -309,10 +309,10 @@ class TrainStep:
     return experts.sharded(functools.partial(meshes.sharding, self.mesh))
 
   def _used_layer(self, layer):
-    """Returns a layer's parameters, with gradients summed axis by axis.
+    """Returns a layer's parameters, whose gradients are summed axis by axis.
 
-    This needs a torus of chips. Without a torus, and for adapters, which are
-    small, the layer is returned as it is.
+    The axes are those of a torus of chips. Without a torus, and for adapters,
+    which are small, the layer is returned as it is.
     """
     torus = meshes.torus(self.mesh)
     if self.lora or torus is None:

@@ -31,7 +31,7 @@ _CHUNK = 128  # tokens per row whose logits exist at the same time
 
 def programs(learner: Learner, rows: int
              ) -> list[tuple[Any, tuple[Any, ...]]]:
-  """Returns the programs of an update, each with arguments without values.
+  """Returns the programs of an update, each with the shapes of its arguments.
 
   An update is one program. If the optimisers' moments are in the hosts' memory,
   an update has two programs per network instead: the first computes the

@@ -208,7 +208,7 @@ class Engine:
     self._truncation = None if truncation.is_off else truncation.as_arrays()
 
   def unload(self) -> None:
-    """Frees the weights' memory for an update, and on CPUs the cache's."""
+    """Frees the memory of the weights, and on CPUs also that of the cache."""
     self._params = self._waiting = None
     # Elsewhere, an update could split the room that the cache needs next.
     self._state = None if self._on_cpu else self._state

@@ -44,7 +44,7 @@ class Truncation(NamedTuple):
     return self == Truncation()
 
   def as_arrays(self) -> 'Truncation':
-    """Returns a copy whose fields may be traced."""
+    """Returns a copy with arrays as fields, which jitted functions trace."""
     return Truncation(
         np.array(self.top_k, np.int32), np.array(self.top_p, np.float32),
         np.array(self.min_p, np.float32))

@@ -173,7 +173,7 @@ def begin(
 
   Args:
     state: State of all slots.
-    slot: Slots, numbered over all devices. One out of range is left out.
+    slot: Slots, numbered over all devices. Numbers out of range are left out.
     last: Last token of each slot, which is not yet in its cache.
     position: Number of tokens of each slot, the last one included.
     budget: Number of tokens that each slot may sample.
@@ -193,7 +193,7 @@ def begin(
 
 
 def release(state: State, slot: Int[Array, 'n']) -> State:
-  """Stops decoding in some slots; `decode` then samples nothing for them."""
+  """Stops some slots, so that `decode` samples nothing for them."""
   return dataclasses.replace(
       state, active=state.active.at[slot].set(False, mode='drop'))
 
