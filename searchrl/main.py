@@ -92,9 +92,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 def _exit_codes(workdir: str) -> Iterator[None]:
   """Runs a `with` body; turns its errors into an exit code and a message.
 
-  These are ValueErrors, OSErrors and all that stops the run, such as Ctrl-C; of
-  several processes, all errors, so that the other processes learn of them.
-  Messages name `workdir`, the directory of the run, where it helps.
+  In a single process, these are ValueErrors, OSErrors and all that stops a run,
+  such as Ctrl-C. With several processes, they are all errors, so that the other
+  processes learn of them. Some messages name `workdir`, the run's directory.
   """
   try:
     yield
@@ -131,8 +131,8 @@ def _exit_codes(workdir: str) -> Iterator[None]:
 def _may_be_of_lost_process(error: BaseException | None) -> bool:
   """Returns whether an error may be due to the end of another process.
 
-  It is one of JAX's runtime, or was raised because of one. JAX then ends this
-  process, too, with an exit code after which a launcher starts it again.
+  Such an error is of JAX's runtime, or was raised because of one. JAX then ends
+  this process, too, with an exit code after which a launcher starts it again.
   """
   while error is not None:
     if isinstance(error, jax.errors.JaxRuntimeError):
@@ -144,7 +144,7 @@ def _may_be_of_lost_process(error: BaseException | None) -> bool:
 def _leave(code: int) -> NoReturn:
   """Tells the other processes that this one ends with an exit code, and exits.
 
-  If they do not come to hear it, it exits without waiting for them.
+  If they cannot be told, it exits at once, without waiting for them.
   """
   if not processes.leave(code):
     sys.stdout.flush()
@@ -154,10 +154,10 @@ def _leave(code: int) -> NoReturn:
 
 
 def _print(error: Exception, place: str) -> None:
-  """Prints an error as a message with its `place`, or as a traceback.
+  """Prints an error as a message that ends with `place`, or as a traceback.
 
-  It is a message if the error is one of the user's, and SEARCHRL_TRACEBACK is
-  not set.
+  ValueErrors and OSErrors are printed as messages, unless the environment
+  variable SEARCHRL_TRACEBACK is set.
   """
   if isinstance(error, (ValueError, OSError)) and (
       not os.environ.get('SEARCHRL_TRACEBACK')):
@@ -169,7 +169,7 @@ def _print(error: Exception, place: str) -> None:
 def _refuse(error: Exception, place: str = '') -> NoReturn:
   """Exits with a message: the error and then `place`, where it occurred.
 
-  If the environment variable SEARCHRL_TRACEBACK is set, the error is raised.
+  If SEARCHRL_TRACEBACK is set, the error is raised instead.
   """
   if os.environ.get('SEARCHRL_TRACEBACK'):
     raise error

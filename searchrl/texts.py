@@ -43,8 +43,7 @@ class Segment(NamedTuple):
 
   @property
   def record(self) -> dict[str, Any]:
-    """Fields of the segment for a jsonl file, without those with the default.
-    """
+    """Fields of the segment for a jsonl file; defaults are left out."""
     fields = {'text': self.text, 'trained': self.trained}
     return fields | ({} if self.special else {'special': False}) | (
         {'ids': list(self.ids)} if self.ids else {})

@@ -30,7 +30,7 @@ class Question:
   uid: str  # unique in the whole data set; seeds the question's randomness
   text: str
   answers: tuple[str, ...]  # gold answers; any is right, the first is canonical
-  hops: int = 1  # number of facts that the answer needs; HRPO's group
+  hops: int = 1  # facts that the answer needs; HRPO groups questions by it
   data_source: str = 'unknown'  # name of the data set in evaluation reports
   gold_passages: tuple[str, ...] = ()  # ids or titles; empty if not known
 
@@ -61,10 +61,10 @@ class Query:
   """The policy's query to an engine, and the trajectory that contains it."""
 
   text: str
-  top_k: int
-  # Most engines read only the fields above. An engine that reads more is a
-  # function of the fields below, so that it gives the same answer after a
-  # resume and on any host.
+  top_k: int  # maximum number of passages
+  # Most engines read only the fields above. Whatever else an answer depends on
+  # must be in the fields below, so that the answer is the same after a resume
+  # and on any host.
   question: Question
   step: int = 0  # step of the run
   sample: int = 0  # index of the sample among the question's
@@ -74,7 +74,7 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class SearchError:
-  """The outcome of a failed search; the policy never reads it as text."""
+  """The result of a failed search or tool; the policy never reads it."""
 
   kind: str  # 'timeout', 'unavailable', 'bad_response', ...
   detail: str = ''
@@ -86,7 +86,7 @@ SearchFn = Callable[[Sequence[Query]], Sequence[Passages | SearchError]]
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
-  """A call of a tool other than a search, and the trajectory that it is from."""
+  """A call of a tool other than a search, and the trajectory with the call."""
 
   tool: str
   arguments: Mapping[str, Any]
@@ -125,13 +125,13 @@ class Tool:
   # JSON schema of the arguments, which is an object.
   parameters: Mapping[str, Any] = dataclasses.field(hash=False)
   call: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-  # Function that returns `call`, for a tool that needs something of the run:
-  # its keywords are any of corpus, tokenizer, result_tokens and seed.
+  # Function that returns `call`, for a tool that needs something of the run: some
+  # of the keywords corpus, tokenizer, result_tokens and seed.
   bind: Callable[..., Callable[[Sequence[Any]], Sequence[Any]]] | None = None
 
   @property
   def first_parameter(self) -> str:
-    """Name of the first argument, which a call in plain text sets, or ''."""
+    """Name of the first argument, which a call without JSON sets, or ''."""
     return next(iter(self.parameters.get('properties', ())), '')
 
 
@@ -170,7 +170,7 @@ class Turn:
   action_tokens: tuple[int, ...]  # sampled tokens, with the stop token
   action_logprobs: tuple[float, ...]  # nats, at the sampling temperature
   action: Action  # action parsed from the action tokens only
-  observation_tokens: tuple[int, ...] = ()  # tokens from the environment
+  observation_tokens: tuple[int, ...] = ()  # from the environment; (): none
   passages: Passages = ()  # passages that the search returned, in order
   passages_cut: int = 0  # number of passages cut to fit the token budget
   is_tool_error: bool = False  # True: a tool said that the call was wrong
@@ -182,7 +182,7 @@ class Turn:
   # policy read before this action in place of the last turn's observation.
   lead_tokens: tuple[int, ...] = ()
   lead: str = ''  # lead tokens, decoded without special tokens
-  opens_context: bool = False  # True: they also replace all that was before
+  opens_context: bool = False  # True: lead tokens replace all earlier tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Trajectory:
       default_factory=dict, hash=False)
   turn_rewards: tuple[float | None, ...] | None = None  # see `Scores.turns`
   judge_error: str | None = None  # kind and detail, if its judge failed
-  # Experts of each context's tokens, from `Engine.routing`, if asked for.
+  # Experts of the tokens, by context (`Engine.routing`); (): not recorded.
   routing: tuple[np.ndarray, ...] = dataclasses.field(default=(), compare=False)
 
   @property
@@ -245,7 +245,7 @@ class Trajectory:
 
   @property
   def contexts(self) -> tuple[Trajectory, ...]:
-    """A trajectory per context; its prompt is what the context starts with.
+    """A trajectory per context; its prompt is the start of the context.
 
     There are several only if a context was full and another one followed. Each
     has the question, reward and stop reason of the whole, but no turn_rewards.
@@ -293,11 +293,11 @@ class Scores:
   """The scores of a trajectory, as a reward function returns them."""
 
   reward: float  # reward to train on
-  outcome: float | None = None  # reward for the filter; None: config.outcome
+  outcome: float | None = None  # filter's reward; None: config.outcome gives it
   # Parts of the scores by name, which are plotted.
   parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  # Reward of each turn, for algorithms that read it; a turn may have None. None
-  # in place of them all: config.turn_reward.
+  # Reward of each turn (None: the turn has none), for algorithms that read it.
+  # None: config.turn_reward gives the rewards of all turns.
   turns: Sequence[float | None] | None = None
 
 
@@ -320,24 +320,24 @@ class Batch:
   in_baseline: Bool[Array, 'B']  # True if in its group's mean and spread
   in_loss: Bool[Array, 'B']  # True if the row is trained on
   on_policy: Bool[Array, 'B']  # True if sampled by the policy to update
-  old_logprobs: Float[Array, 'B T'] | None = None  # nats; NaN: from the update
+  old_logprobs: Float[Array, 'B T'] | None = None  # nats; NaN: update fills it
   ref_logprobs: Float[Array, 'B T'] | None = None  # nats; from learner.score
   values: Float[Array, 'B T'] | None = None  # critic's; from learner.score
   weights: Float[Array, 'B T'] | None = None  # weights of SFT; None: all 1
-  # Only for algorithms that read turns; see `rl.turn_fields`. From 1; 0 for
-  # tokens that the policy did not sample.
+  # Only for algorithms that read turns; see `rl.turn_fields`. Number of the
+  # token's turn, from 1; 0 if the policy did not sample the token.
   turn_ids: Int[Array, 'B T'] | None = None
   # Reward of a turn at its last token; NaN there: the turn has none.
   turn_rewards: Float[Array, 'B T'] | None = None
-  # Equal for turns that began in the same state: their rows share a baseline
-  # and had read the same; in [0, B * T).
+  # Equal for tokens of turns that began in the same state: in rows of one
+  # baseline, after the same prompt and observations; in [0, B * T).
   state_ids: Int[Array, 'B T'] | None = None
   # Experts that the sampler chose, if it recorded them: `Engine.routing`.
   routing: Int[Array, 'B T X'] | None = None
 
   @property
   def lengths(self) -> Int[Array, 'B']:
-    """Number of tokens up to each row's last sampled one, [B]; 0 if none."""
+    """Number of tokens of each row up to its last sampled one, [B], or 0."""
     last = self.loss_mask.shape[1] - self.loss_mask[:, ::-1].argmax(1)
     return last * self.loss_mask.any(1)
 
@@ -358,7 +358,7 @@ def collate(
   Args:
     trajectories: Finished trajectories with rewards. Observations after the
       last action are cut, because nothing is learned from them.
-    group_ids: Hashable key of each trajectory's group, which has a baseline.
+    group_ids: Hashable key of each trajectory. Equal keys share a baseline.
     policy_step: Number of updates so far of the policy that this batch will
       train. Rows of an earlier policy are marked off-policy.
     length: Number T of tokens per row.
@@ -373,8 +373,8 @@ def collate(
     A Batch of numpy arrays on the host, [B] and [B T].
 
   Raises:
-    ValueError: A trajectory is longer than `length`, unfinished or without a
-      reward, or there are more trajectories than `rows`.
+    ValueError: A trajectory is too long, unfinished or without a reward, or has
+      too many contexts, or the trajectories need more rows than `rows`.
   """
   rows = len(trajectories) * contexts if rows is None else rows
   _check(trajectories, group_ids, rows // contexts, length, contexts)
@@ -420,7 +420,7 @@ def _used(context: Trajectory) -> tuple[int, tuple[bool, ...]]:
 
 def _check(trajectories, group_ids, count: int, length: int, contexts: int
           ) -> None:
-  """Raises `collate`'s ValueErrors; a batch holds `count` trajectories."""
+  """Raises `collate`'s ValueErrors; `count` trajectories fit into a batch."""
   if len(trajectories) > count:
     raise ValueError(
         'rows must be at least the number of trajectories, '

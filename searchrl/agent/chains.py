@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns of a scripted agent that follows a chain of queries to the answer.
 
-A chain has one query for each hop of the question, and the answer to each
-query. For each hop, the agent says what it looks for, searches for it, and
-reads the answer of the hop. The agent may begin with a poor query, which does
-not find the answer of the first hop, and then search again. A script is a chain
-together with the poor first query, if there is one.
+A hop is one of the facts that a question's answer needs. A chain has a query
+for each hop, and the answer that this query must find. For each hop, the agent
+says what it looks for, searches for it, and reads the hop's answer. It may
+begin with a poor query, which seldom finds the answer of the first hop, and
+then search again. A script is a chain with its poor first query, if any.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,12 +54,12 @@ class Chain(NamedTuple):
 
 
 def parse(metadata: Mapping[str, Any], place: str) -> Chain | None:
-  """Reads the chain of searches from a question's metadata; None if missing.
+  """Returns the chain in a question's metadata, or None if it has none.
 
   Args:
-    metadata: Metadata, whose chain is [[query, answer], ...]. It may also have
-      poor_queries: for each hop a list of queries, or of pairs of a query and
-      the text that it finds. Only those of the first hop are used.
+    metadata: Metadata. Its 'chain' is [[query, answer], ...]. It may also have
+      'poor_queries': a list for each hop, of queries or of pairs [query, text
+      that the query finds]. Only the list of the first hop is used.
     place: File and line of the question, for the error.
 
   Raises:
@@ -99,7 +99,7 @@ class Script(NamedTuple):
   """Plan for one question: its chain, and perhaps a poor first query."""
 
   chain: Chain
-  poor_query: str = ''  # '': the first query is that of the first hop
+  poor_query: str = ''  # '': the agent begins with the query of the first hop
   aside: str = ''  # text that the poor query finds; '': nothing useful
 
 
@@ -115,7 +115,7 @@ def script(question: Question, chain: Chain, others: Sequence[Chain], *,
     question: The question.
     chain: Chain of the question.
     others: Chains of all questions. If `chain` has no poor queries, the poor
-      query is the first query of another chain.
+      query is the first query of another chain, drawn at random.
     retry_share: Probability that the first query is poor.
     seed: Seed of the choice.
   """
@@ -169,8 +169,8 @@ def write(script: Script, request: Request, turns: Sequence[Turn], *,
 def found(answer: str, turn: Turn) -> bool:
   """Returns whether a turn's search found an answer that the agent could read.
 
-  The normalised answer must occur in one of the passages, and in the turn's
-  observation, which may have only the beginning of a passage.
+  The normalised answer must occur, as whole words, in one of the passages and
+  in the turn's observation, which may have only the beginning of a passage.
   """
   words = f' {normalise(answer)} '
   return words in f' {rewards.observed(turn)} ' and any(
@@ -189,9 +189,9 @@ def is_retry(script: Script, trajectory: Trajectory) -> bool:
 
 
 def misses(script: Script, trajectory: Trajectory) -> bool:
-  """Returns whether the answer of some hop was not found by the hop's search.
+  """Returns whether a search for a hop is missing, or missed the hop's answer.
 
-  A first search that was poor and had to be repeated does not count as a miss.
+  A poor first search that had to be repeated does not count as a miss.
   """
   turns = trajectory.turns[is_retry(script, trajectory):]
   return any(number >= len(turns) or not found(hop.answer, turns[number])

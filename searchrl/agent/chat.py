@@ -4,8 +4,8 @@
 
 The frame of a message is the text that the template writes around it. The
 template is rendered only at start-up, with placeholders for texts that are not
-known yet, and the frames are kept. A history is never rendered again.
-Therefore a template that would later change it is refused here.
+known yet, and the frames are kept. A conversation is never rendered again.
+Therefore a template that would later change earlier text is refused here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,8 +37,8 @@ _WAY_OUT = ('Choose another dialogue, or put a chat_template.jinja beside '
 def brief(tokenizer) -> Dialogue:
   """Returns the tag protocol with a prompt of one line, in the chat template.
 
-  The prompt is "Search, then answer: <question>". It is for models that are
-  tuned on demonstrations, which need no instructions.
+  The prompt is "Search, then answer: <question>". This dialogue is for models
+  that were tuned on demonstrations and need no instructions.
   """
   return in_one_turn(dialogues.laptop(tokenizer), tokenizer)
 
@@ -63,15 +63,15 @@ def r1(tokenizer) -> Dialogue:
 
 
 def from_memory(tokenizer) -> Dialogue:
-  """Returns a dialogue in the chat template: answer at once, from memory."""
+  """Returns a chat in which the model answers at once, from memory."""
   return in_one_turn(dialogues.from_memory(tokenizer), tokenizer)
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """Returns a dialogue in the chat template for an answer from documents.
+  """Returns a chat in which the model answers from given documents.
 
-  The model answers at once. The text that is given as the question has the
-  documents above the question itself.
+  The model answers at once. The text that is given as the question must have
+  the documents above the question itself.
   """
   return in_one_turn(dialogues.from_documents(tokenizer), tokenizer)
 
@@ -141,7 +141,7 @@ def frame_question(dialogue: Dialogue, render: Render,
 
 def first_messages(dialogue: Dialogue, question: str,
                    system: str | None = None) -> list[Message]:
-  """Returns the messages before the policy's first turn."""
+  """Returns the prompt as messages: the system's, if any, and the user's."""
   user = {'role': 'user', 'content': dialogue.prompt(question)}
   return [user] if system is None else [
       {'role': 'system', 'content': system}, user]
@@ -150,8 +150,8 @@ def first_messages(dialogue: Dialogue, question: str,
 def turn_end(tokenizer, render: Render, messages: Sequence[Message]) -> str:
   """Returns the text with which the chat template ends the last message.
 
-  The text begins after the message's content and includes the first special
-  token. It is '' if there is no such token.
+  The text goes from the end of the message's content to the first special
+  token, inclusive. It is '' if no special token follows.
   """
   _, content, text = render(messages).rpartition(messages[-1]['content'])
   for id_ in tokenizer.encode(text) if content else ():
@@ -188,8 +188,8 @@ def turn_ends(tokenizer) -> tuple[int, ...]:
 def ends(tokenizer) -> tuple[int, ...]:
   """Returns the ids that end a sequence or a turn, each once.
 
-  Those that the model's files name are first, before that of the chat template.
-  A rollout stops at them, and an exported model names them.
+  The ids that the model's files name come first, and then the chat template's.
+  A rollout stops at each of them, and an exported model names them all.
   """
   return tuple(dict.fromkeys((*tokenizer.eos_ids, *turn_ends(tokenizer))))
 
@@ -197,8 +197,8 @@ def ends(tokenizer) -> tuple[int, ...]:
 def last_id(tokenizer) -> int:
   """Returns the id that is written after a finished text of the policy.
 
-  It is the token by which the chat template ends an assistant's turn. Without
-  one, it is the first id that the model's files name as a sequence's end.
+  It belongs to the token by which the chat template ends an assistant's turn.
+  Without one, it is the first id by which the model's files end a sequence.
   """
   return (*turn_ends(tokenizer), *tokenizer.eos_ids)[0]
 
@@ -207,9 +207,9 @@ class Exchange(NamedTuple):
   """The frame of a tool's answer: the template's text around it."""
 
   turn_end: str  # text that ends the assistant's turn
-  before: str  # text from there to the tool's answer
+  before: str  # text from the end of that turn to the tool's answer
   after: str  # text from the answer to the assistant's next turn
-  json_levels: int  # depth of nested JSON strings that hold the answer
+  json_levels: int  # number of JSON strings nested around the answer; 0: none
 
 
 def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
@@ -218,7 +218,7 @@ def frame_exchange(dialogue: Dialogue, tokenizer, render: Render,
   """Returns the text that the template writes around the answer of a tool.
 
   Args:
-    dialogue: Dialogue whose first messages precede the assistant's first turn.
+    dialogue: Dialogue whose prompt begins the conversation.
     tokenizer: Tokenizer that has the special token at the end of a turn.
     render: Function from messages to text.
     system: System message. None: the template's default.
@@ -276,7 +276,7 @@ def _json_levels(text: str, before: str, after: str) -> int:
 
 
 def tool_message(number: int, content: str, tool: str = 'search') -> Message:
-  """Returns the message of a tool's answer; some templates need name and id."""
+  """Returns a tool's answer as a message, with an id made of `number`."""
   return {'role': 'tool', 'name': tool, 'content': content,
           'tool_call_id': f'search{number:03}'}
 
@@ -317,7 +317,7 @@ def check_append_only(render: Render, messages: Sequence[Message],
 def _check_start(render: Render, messages: Sequence[Message]) -> None:
   """Raises a ValueError unless a turn directly follows the generation prompt.
 
-  The turn is the assistant's, the last message but one; a tool's is the last.
+  The last two messages are the assistant's turn and the answer of a tool.
   """
   text, prompt = render(messages), render(messages[:-2])
   between = text[len(prompt):text.rindex(messages[-2]['content'])]
@@ -329,9 +329,9 @@ def _check_start(render: Render, messages: Sequence[Message]) -> None:
 
 
 def _change(earlier: str, text: str) -> str:
-  """Returns a text that names a placeholder of `earlier` that `text` lacks.
+  """Returns which placeholder of `earlier` the `text` lacks; '' if none.
 
-  It is '' if `text` has them all.
+  For example, it is "drops the tool's answer 2" if `text` has no Result1.
   """
   for word, number in _WORD.findall(earlier):
     if word + number not in text:
@@ -352,7 +352,7 @@ def _turn(form: str, number: int) -> Message:
 
 
 def _exchanges(form: str, count: int, tool: str) -> list[Message]:
-  """Returns messages of the assistant, each followed by a tool's answer."""
+  """Returns `count` turns of the assistant, each before a tool's answer."""
   return [message for n in range(count) for message in (
       _turn(form, n), tool_message(n, f'{{"result": "Result{n}"}}', tool))]
 

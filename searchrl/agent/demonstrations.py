@@ -21,9 +21,11 @@ def right(trajectories: Sequence[Trajectory],
   Args:
     trajectories: Trajectories, several per question.
     reward: Reward function. An answer is right if its reward is 1.
-    most: Maximum number that is kept per question; the first ones are kept.
-    balance: Maximum number for each hop count, as a multiple of the number for
-      the rarest hop count; 0: no limit.
+    most: Maximum number of right trajectories of a question. Only its first
+      ones are kept, in the order of `trajectories`.
+    balance: Limit of the trajectories of a hop count. At 2, a hop count keeps
+      its first ones, up to twice as many as the rarest hop count has right. 0:
+      no limit.
 
   Source: Yuan et al. 2023, arXiv:2308.01825; the baseline of Search-R1.
   """
@@ -79,9 +81,9 @@ def lines(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
 def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
   """Returns the segments of the text that the policy wrote in a turn.
 
-  Usually it is one. If the policy wrote the name of a special token as ordinary
-  text, the text is cut there, because it would be encoded as the special token.
-  `trained` is the segments' flag: whether they are trained on.
+  Usually it is one segment. If the policy wrote the name of a special token as
+  ordinary text, the text is cut there, because otherwise the name would be
+  encoded as the special token. `trained` is True if they are trained on.
   """
   unread = tokenizer.decode(turn.action_tokens).removeprefix(turn.text)
   text = tokenizer.write(turn.action_tokens).removesuffix(unread)
@@ -122,7 +124,8 @@ def _longest(ids: tuple[int, ...], tokenizer, trained: bool, first: bool
             ) -> tuple[Segment, int]:
   """Returns the longest segment whose tokenization is a beginning of `ids`.
 
-  The second result is the number of these ids. `trained` is the segment's flag.
+  The second result is the number of these ids. If no text gives the first id,
+  the segment has this id instead. `trained` and `first` are as in `exact`.
   """
   best = Segment('', trained, ids=ids[:1]), 0
   for special in (True, False):

@@ -1,12 +1,12 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues: the text protocol of policy and environment, and its parser.
+"""Dialogues: text protocols between a policy and its environment.
 
 A turn only appends text. Actions are parsed only from the tokens that the
 policy sampled in its turn, and only up to the first stop string
 (`tag_parser.until_stop`). Text from a tool is data, so the protocol's own tags
-are broken in it before it is shown. This module has the tag protocol. `agent.chat` puts a dialogue into a chat template;
-`agent.tools` has the tool protocol.
+are broken in it before it is shown. This module has the tag protocol, and
+`agent.tools` the tool protocol. `agent.chat` frames both by a chat template.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,10 +67,10 @@ def tag_turn(thought: str, action: Action) -> str:
 
 def in_a_row(write: Callable[[int, Passage], str],
              results: Sequence[Passages]) -> list[str]:
-  """Returns the passages of all queries as texts, one line per passage.
+  """Returns one text per passage, with a line break after all but the last.
 
-  The passages are numbered from 1 over all queries. `write` makes a text from a
-  number and a passage.
+  The passages are numbered from 1 over all queries. `write` makes the text of a
+  passage from its number and the passage.
   """
   passages = itertools.chain.from_iterable(results)
   lines = [write(n, p) for n, p in enumerate(passages, start=1)]
@@ -92,18 +92,18 @@ class Dialogue:
   before: str  # text that opens an observation
   after: str  # text that closes an observation, even if passages were cut
   invalid: str  # the whole observation after an invalid action
-  passage: Callable[[int, Passage], str] = tag_passage  # (number, one) -> text
-  arrange: Callable[..., list[str]] = in_a_row  # (passage, results) -> pieces
+  passage: Callable[[int, Passage], str] = tag_passage  # makes a passage's text
+  arrange: Callable[..., list[str]] = in_a_row  # (passage, results) -> texts
   head: str = ''  # text before the first message
   tail: str = ''  # text after the first message
   turn_end: str = ''  # text that ends a turn that the policy did not end itself
   end_ids: tuple[int, ...] = ()  # ids that end a turn, besides chat.ends
-  json_levels: int = 0  # depth of nested JSON strings that hold passages
+  json_levels: int = 0  # JSON strings that are nested around passages; 0: none
   is_framed: bool = False  # True: a chat template writes the prompt's start
   # (thought, action) -> a turn's text that `parse` reads; for demonstrations
   write: Callable[[str, Action], str] = tag_turn
   tools: tuple[Tool, ...] = (SEARCH,)  # tools that the policy may call
-  tag_names: tuple[str, ...] = ()  # tags of tools, besides those of markup
+  tag_names: tuple[str, ...] = ()  # tool tags to break, besides markup's own
   # The whole text that asks for a summary when the context is full.
   summary_request: str = ''
 
@@ -118,7 +118,7 @@ def tags(template: str = LAPTOP_TEMPLATE,
 
   The policy writes <think>, <search> and <answer>, the environment
   <information>. The first closing tag of a search or an answer ends the turn.
-  Any other tool has a tag of its name, too.
+  Any other tool has tags with its name, whose closing tag ends the turn, too.
 
   Args:
     template: The prompt, which has '{question}' once.
@@ -154,8 +154,8 @@ def passage_writer(write: Callable[[int, Passage], str], tools: Sequence[Tool]
                   ) -> Callable[[int, Passage], str]:
   """Returns the function that writes a passage as text, given its number.
 
-  This is `write`. If one of the tools is 'open', which needs the id of a
-  passage, the text begins with the passage's id in brackets.
+  The function is `write`, unless one of the tools is 'open', which needs ids.
+  Then the text begins with the passage's id in brackets.
   """
   if not any(tool.name == 'open' for tool in tools):
     return write
@@ -182,8 +182,8 @@ def laptop_answer(tokenizer) -> Dialogue:
 def laptop_read(tokenizer) -> Dialogue:
   """Returns the tiny base model's dialogue for an answer from given passages.
 
-  The prompt is "Read, then answer: <question>". The text of the question has
-  the passages above it, in the form that `tools.lessons.with_passages` writes.
+  The prompt is "Read, then answer: <question>". The text that is given as the
+  question must have the passages, one per line, above the question itself.
   """
   return tags(tokenizer.leading_space + READ_TEMPLATE)
 
@@ -199,7 +199,7 @@ def search_r1(tokenizer) -> Dialogue:
 
 
 def r1(tokenizer) -> Dialogue:
-  """Returns the tag protocol with Search-R1's prompt for no search.
+  """Returns the tag protocol with Search-R1's prompt that mentions no search.
 
   The prompt is the published text, in the folder third_party.
   """
@@ -217,8 +217,8 @@ def from_memory(tokenizer) -> Dialogue:
 def from_documents(tokenizer) -> Dialogue:
   """Returns a dialogue in which the model answers from given documents.
 
-  The wording of its prompt is our own. A question's text must have the
-  documents above the question.
+  The wording of its prompt is our own. The text that is given as the question
+  must have the documents above the question itself.
   """
   return tags(tokenizer.leading_space + FROM_DOCUMENTS)
 
@@ -233,9 +233,9 @@ def with_tools(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
 
 
 def continuation(tokenizer) -> Dialogue:
-  """Returns a dialogue without tags: a prompt whose continuation is the answer.
+  """Returns a dialogue without tags: the whole text of a turn is the answer.
 
-  A blank continuation is an invalid action.
+  The prompt is the question alone. A blank turn is an invalid action.
   """
   return Dialogue(
       template=tokenizer.leading_space + '{question}', parse=_whole,
@@ -280,7 +280,7 @@ def ask_for_summary(dialogue: Dialogue, tokenizer,
                     action_tokens: Sequence[int]) -> tuple[int, ...]:
   """Returns the ids to append after an action to ask for a summary.
 
-  They begin with the end of the policy's turn, unless the action has it.
+  They begin with the end of the policy's turn, unless its last token ended it.
   """
   return (*_ending(dialogue, tokenizer, action_tokens),
           *tokenizer.encode(dialogue.summary_request))
@@ -292,8 +292,8 @@ Outcome = Sequence[Passages] | ToolResult  # passages of each query, or a result
 class Observation(NamedTuple):
   """The text that the policy reads after a call of a tool, as ids."""
 
-  tokens: tuple[int, ...]  # ids of the block, closed even if passages were cut
-  passages_cut: int  # number of passages that were longer than their budget
+  tokens: tuple[int, ...]  # ids of the text, closed even if passages were cut
+  passages_cut: int  # number of passages or results that were too long
 
 
 def observation(
@@ -310,8 +310,8 @@ def observation(
     dialogue: The protocol.
     results: Passages of each query, best first, or the result of another tool.
     tokenizer: The tokenizer; see `agent.tokenizer`.
-    passage_tokens: Number of tokens to which each passage, or the result, is
-      cut.
+    passage_tokens: Maximum number of tokens of each passage, or of the result.
+      Longer ones are cut.
     action_tokens: Ids of the policy's turn that made the call.
   """
   return observations(dialogue, [(results, action_tokens)], tokenizer,
@@ -336,9 +336,9 @@ def observations(
       best first, or the result of another tool), and the ids of the policy's
       turn that made the call.
     tokenizer: The tokenizer; see `agent.tokenizer`.
-    passage_tokens: Number of tokens to which each passage is cut.
-    result_tokens: Number of tokens to which the result of a tool other than a
-      search is cut; 0: passage_tokens.
+    passage_tokens: Maximum number of tokens of a passage; longer ones are cut.
+    result_tokens: Maximum number of tokens of the result of a tool other than a
+      search; 0: passage_tokens.
   """
   pieces = [[in_json(piece, dialogue.json_levels)
              for piece in _pieces(dialogue, outcome)]
@@ -362,9 +362,9 @@ def observations(
 
 
 def _pieces(dialogue: Dialogue, outcome: Outcome) -> list[str]:
-  """Returns the texts of an observation, which cannot end it or act as tags.
+  """Returns the texts of passages or of a result, without working tags.
 
-  The tags of all tools in them are made harmless; see `markup.neutralise`.
+  The tags of all tools are broken in them; see `markup.neutralise`.
   """
   if isinstance(outcome, ToolResult):
     return [neutralise(outcome.text, dialogue.tag_names)]
@@ -376,7 +376,7 @@ def _pieces(dialogue: Dialogue, outcome: Outcome) -> list[str]:
 
 def _ending(dialogue: Dialogue, tokenizer,
             action_tokens: Sequence[int]) -> tuple[int, ...]:
-  """Returns ids that end the policy's turn; () if its last token ended it."""
+  """Returns the ids that must still be added to end the policy's turn."""
   last = action_tokens[-1:]
   if not dialogue.turn_end or last and last[0] in dialogue.end_ids:
     return ()

@@ -36,7 +36,7 @@ class Blocks(NamedTuple):
 
   search: str = 'search'
   observation: str = 'information'
-  stops: tuple[str, ...] = tag_parser.TAG_STOPS
+  stops: tuple[str, ...] = tag_parser.TAG_STOPS  # texts that end a turn
 
 
 TAGS = Blocks()
@@ -72,8 +72,8 @@ def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]],
 
   Args:
     text: Text to check, which consists of blocks <name>...</name>.
-    next_of: Names of the blocks that may follow a block, by its name; '' is the
-      start of the text.
+    next_of: For the name of each block, the names of the blocks that may follow
+      it. The key '' stands for the start of the text.
     actions: Names of the blocks with which a turn ends. The token that ends the
       closing tag may have further characters, which are ignored.
   """

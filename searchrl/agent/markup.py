@@ -35,8 +35,8 @@ _MARKS = re.compile(rf'[\n\t]{_OTHERS}+|{_OTHERS}{{31,}}')
 def _mark(tags: tuple[str, ...]) -> re.Pattern:
   """Returns the pattern of an opening bracket that `neutralise` must replace.
 
-  It begins a tag or a control word of a template, or one of the further `tags`.
-  The pattern also finds a < at the end of a text, which could become a tag.
+  The bracket begins a tag or a control word of a template, or a tag whose name
+  is in `tags`. The pattern also finds a < at the end, where a tag may begin.
   """
   names = '|'.join([_TAGS, *map(re.escape, tags)])
   return re.compile(
@@ -118,7 +118,7 @@ def _thinned(marks: re.Match) -> str:
 
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:
-  """Returns the visible text in NFKC, and each character's index in `text`."""
+  """Returns the text with its characters folded, and their indices in `text`."""
   folded = {c: _folded(c) for c in set(text) if c >= '\x80'}
   if all(len(characters) == 1 for characters in folded.values()):
     changed = {ord(c): other for c, other in folded.items() if c != other}
@@ -131,8 +131,8 @@ def _plain(text: str) -> tuple[str, Sequence[int]]:
 def _folded(c: str) -> str:
   """Returns a character as a reader sees it.
 
-  That is '' for an invisible one, a space for SentencePiece's mark of a space,
-  and the NFKC form of any other.
+  It is '' for an invisible one, a space for SentencePiece's mark of a space,
+  and the NFKC form of any other, such as 'A' for a full-width A.
   """
   if c in _UNSEEN:
     return ''

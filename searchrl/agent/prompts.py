@@ -3,10 +3,10 @@
 """Prompts of the methods with which agents are compared, in our own words.
 
 A prompt is a template with one {question}. Passages may come before the
-question, and the text written so far may come after it. The tiny base models
-have shorter prompts of their own, LAPTOP. For a task in their training data,
-this is the prompt of that data. No prompt is copied from its source. PLAIN
-differs from the sources (arXiv numbers in brackets) as follows:
+question, and the text written so far may come after it. The prompts of the tiny
+base models, LAPTOP, are shorter. If a task is in their training data, its
+prompt there is used. No prompt is copied from its source. PLAIN differs from
+the sources (arXiv numbers in brackets) as follows:
 
   direct, rag  no source fixes a prompt; no demonstrations, as in FlashRAG
   cot          3 demonstrations of facts, not 8 of arithmetic (2201.11903)

@@ -5,8 +5,8 @@
 A config names a reward as `module:function`, so that users can write their own.
 A function (trajectory) -> float or Scores scores one trajectory. A function
 (trajectories) -> list of Scores scores a whole round. A function of options
-alone returns a `Judge`, which can do either. A trajectory without an answer
-gets 0. The rewards for the format are those of arXiv:2505.15117 (the Study).
+alone returns a `Judge`, which can do either. EM, subEM and F1 are 0 without an
+answer. The rewards for the format are those of arXiv:2505.15117 (the Study).
 
 The answer is the first block that the policy closes with </answer>, even inside
 a thought. The tag ends the turn. It also ends the trajectory, unless the block
@@ -22,8 +22,9 @@ from searchrl.agent import formats
 from searchrl.texts import normalise
 from searchrl.trajectory import Passage, Question, Scores, Trajectory, Turn
 
-# Function from questions and a number of attempts to a frozen solver's attempts
-# at each. A reward whose first parameter is `play` gets such a function.
+# Function from questions and a number of attempts to that many trajectories of
+# a frozen solver for each question. A reward whose first parameter is `play`
+# gets such a function.
 Play = Callable[[Sequence[Question], int], Sequence[Sequence[Trajectory]]]
 
 
@@ -49,10 +50,11 @@ class Judge:
   same `Trajectory.group` are samples of one question.
   """
 
-  # Function from the trajectories of a round to their scores, in order. One that
-  # cannot be judged has a JudgeError, and is not trained on.
+  # Function from the trajectories of a round to their scores, in order. A
+  # trajectory that cannot be judged gets a JudgeError, and is not trained on.
   score: Callable[[Sequence[Trajectory]], Sequence[Scores | JudgeError]]
-  # True if no score depends on others, so that a round may be scored in parts.
+  # True if a score depends on its trajectory alone, so that a round may be
+  # scored in parts.
   one_by_one: bool = False
   # True if the judge samples rollouts, so that all processes must call it. Else
   # the first process calls it for all.
@@ -82,7 +84,7 @@ def normalised(gold_answers: Iterable[str]) -> list[str]:
 
 
 def exact_match(answer: str, gold_answers: Sequence[str]) -> float:
-  """Returns 1 if the normalised answer equals a gold answer, else 0."""
+  """Returns 1 if the answer equals a gold answer, both normalised; else 0."""
   return float(normalise(answer) in normalised(gold_answers))
 
 
@@ -109,7 +111,7 @@ def token_f1(answer: str, gold_answers: Sequence[str]) -> float:
 
 
 def em(trajectory: Trajectory) -> float:
-  """Returns 1 if the normalised answer equals a gold answer, else 0.
+  """Returns 1 if the answer equals a gold answer, both normalised; else 0.
 
   This is exact match, Search-R1's reward.
   """
@@ -130,9 +132,9 @@ def f1(trajectory: Trajectory) -> float:
 
 
 def em_with_fee(trajectory: Trajectory, *, fee: float = 0.05) -> Scores:
-  """Returns exact match (0 or 1) minus a fee for each search.
+  """Returns Scores whose reward is exact match minus a fee for each search.
 
-  `Scores.outcome`, which filters read, is exact match without the fee.
+  Their outcome, which filters read, is exact match (0 or 1) without the fee.
   """
   score = em(trajectory)
   return Scores(score - fee * trajectory.searches, outcome=score)
@@ -209,7 +211,7 @@ def format_f1(*, lambda_f: float = 0.2, invalid: float = 0.0,
 def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
               invalid: float = 0.0, fatal: bool = False,
               mixed_only: bool = False, needs_search: bool = False) -> Judge:
-  """Makes the judge of exact match, the format and the success of the search.
+  """Makes the judge whose reward depends on exact match, format and retrieval.
 
   The rewards are those of `format_em`, with one exception: a valid response
   with a wrong answer gets lambda_f + lambda_r if a gold answer is in a passage
@@ -239,18 +241,15 @@ def retrieval(*, lambda_f: float = 0.2, lambda_r: float = 0.1,
 
 
 def found_gold(trajectory: Trajectory) -> bool:
-  """Returns whether the policy read one of the gold answers in a passage.
-
-  These are the passages of `with_gold`.
-  """
+  """Returns whether the policy read a gold answer; see `with_gold`."""
   return any(with_gold(turn, trajectory.question) for turn in trajectory.turns)
 
 
 def with_gold(turn: Turn, question: Question) -> list[Passage]:
   """Returns the passages of a turn in which the policy read a gold answer.
 
-  The answer must occur in the passage, and anywhere in the turn's observation,
-  which may have only the beginning of the passage. All texts are normalised.
+  The answer must occur both in the passage and in the turn's observation, which
+  may have only the beginning of the passage. All texts are normalised.
   """
   observation = observed(turn)
   golds = normalised(answer for answer in question.answers
@@ -285,8 +284,9 @@ def _study(lambda_f: float, lambda_r: float, invalid: float, fatal: bool
   """Returns the Study's reward: a function of answer, format and retrieval.
 
   It is equations 3 and 4 of arXiv:2505.15117, made linear in the score of the
-  answer. The function's arguments are numbers in [0, 1]: the score, 1 if the
-  format is valid, and 1 if a gold answer was found (default 0).
+  answer. The function's arguments are the score of the answer in [0, 1], the
+  format (1 if it is valid, else 0) and the retrieval (1 if a gold answer was
+  found, else 0; default 0).
 
   Raises:
     ValueError: An option is outside [0, 1], both `fatal` and `invalid` are
@@ -332,7 +332,7 @@ def _of_parts(parts_of: Callable[[Trajectory], dict[str, float]],
 
 
 def _in_mixed_groups(scores: Callable[[Trajectory], Scores]) -> Judge:
-  """Makes a judge that uses `scores` where a group has right and wrong answers.
+  """Makes a judge that uses `scores` if a group has right and wrong answers.
 
   A group is the samples of one question. If its answers are all right or all
   wrong, their reward is exact match alone.

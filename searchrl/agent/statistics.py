@@ -16,8 +16,8 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
   """Returns metrics {name: value} of the trajectories of one training step.
 
   Lengths are in tokens; a response includes the environment's text. A
-  trajectory whose search failed has no score and no em, but counts in all other
-  metrics. The mean of no values is 0.
+  trajectory that a failed search ended is left out of rewards, scores, em,
+  subem and f1, but counts in all other metrics. The mean of no values is 0.
 
   The names `critic/`, `response_length/`, `prompt_length/`, `num_turns/` and
   `tool_call_counts/` are those of verl; `env/` is that of Search-R1.
@@ -122,9 +122,9 @@ def _searches(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _other_tools(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-  """Returns the numbers of calls and failed calls per trajectory, by tool.
+  """Returns the numbers of calls and of wrong calls per trajectory, by tool.
 
-  The search is left out.
+  Searches are left out. A call is wrong if the tool says so.
   """
   calls = [(turn.action.kind, turn.is_tool_error) for t in trajectories
            for turn in t.turns if turn.observation_tokens
@@ -163,7 +163,7 @@ def _finds_answer(trajectory: Trajectory) -> list[bool]:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-  """Returns {name/mean, name/max, name/min} of the values; 0 if none."""
+  """Returns the metrics NAME/mean, NAME/max and NAME/min; 0 without values."""
   return {f'{name}/mean': _mean(values), f'{name}/max': max(values, default=0),
           f'{name}/min': min(values, default=0)}
 

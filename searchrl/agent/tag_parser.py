@@ -62,9 +62,8 @@ def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
   The turn is read up to the first closing tag of a tool or of an answer. The
   action is the block that this tag closes, if the block is not empty and has no
   other tag inside. The block of a tool without parameters may be empty.
-  Everything else is invalid. A block inside <think> also
-  counts, because the engine stops at its closing tag. In Search-R1 it counts as
-  well, as the first match.
+  Everything else is invalid. A block inside <think> counts, because the engine
+  stops at its closing tag. Search-R1 counts it, too.
 
   Args:
     text: Text of the turn.
@@ -82,7 +81,7 @@ def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
 
 
 def tag_example(tool: Tool) -> str:
-  """Returns how a prompt shows the text between a tool's tags."""
+  """Returns the text that a prompt shows between a tool's tags: query, ..."""
   required = tool.parameters.get('required', ())
   if {*required} <= {tool.first_parameter}:
     return tool.first_parameter.removesuffix('_list')
@@ -92,9 +91,9 @@ def tag_example(tool: Tool) -> str:
 def _arguments(tool: Tool, text: str) -> dict[str, Any]:
   """Returns the arguments between a tool's tags.
 
-  A JSON object gives them by name. Any other text is the first argument; if the
-  tool takes no text there, the text is read as JSON. An object with half a
-  surrogate pair, which no other program would read, is a text.
+  A JSON object gives them by name. Any other text is the first argument, and is
+  read as JSON if this argument is not a string. No text gives no argument. An
+  object with half a surrogate pair, which other programs refuse, is a text.
   """
   try:
     arguments = json.loads(text)

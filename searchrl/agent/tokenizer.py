@@ -18,7 +18,7 @@ from typing import Any
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 _BYTE = re.compile(r'<0x([0-9A-Fa-f]{2})>')
-# Passages whose ids are kept, and the length of one in characters: about 50 MB.
+# Most passages whose ids are kept, and their most characters: about 50 MB.
 _PASSAGES, _LONGEST = 2**13, 4096
 # A template may write today's date. A run that is resumed tomorrow must have
 # the same prompts, so the day is always the default of Llama's templates.
@@ -188,7 +188,7 @@ class Tokenizer:
     return text.removeprefix(before)
 
   def token(self, id_: int) -> str:
-    """Returns an id's entry in the vocabulary, or its text if it is special."""
+    """Returns an id's entry in the vocabulary: 'Ġthe', '<|im_end|>', ..."""
     return self._fast.convert_ids_to_tokens(int(id_))
 
   @property
@@ -202,8 +202,8 @@ class Tokenizer:
     """Writes a conversation as text, in the form of the chat template.
 
     The generation prompt is at the end, unless the last message is the
-    assistant's; `prompted` puts it there, too. A template that asks for today's
-    date gets a fixed day instead.
+    assistant's and `prompted` is False. The template lists `tools`, which are
+    descriptions. If it asks for today's date, it gets a fixed day instead.
 
     Raises:
       ValueError: There is no template, or it refuses these messages.
@@ -299,10 +299,11 @@ def cut(tokenizer: Any, text: str, tokens: int) -> str:
 
 
 def plain_start(text: str, tokenizer: Any) -> str:
-  """Returns the part of a text that may merge with a message before it.
+  """Returns the start of a text that can share a token with text before it.
 
-  The part ends before the first special token. It is '' if the text does not
-  begin with white space.
+  It is '' if the text does not begin with white space. Otherwise it ends before
+  the first special token: ' <|im_end|> a' -> ' '. It is encoded together with
+  the message before it, so that the tokens are those of the whole conversation.
   """
   if not text[:1].isspace():
     return ''
@@ -334,7 +335,7 @@ def _piece_reader(decoder) -> Callable[[str], bytes]:
 
 
 def _is_byte_level(decoder) -> bool:
-  """Returns whether each character of an entry represents a byte."""
+  """Returns whether each character of the vocabulary represents a byte."""
   return decoder is not None and decoder.decode(['Ġ']) == ' '
 
 

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tool protocol: a dialogue whose actions are tool calls in JSON.
 
-For a search, the policy writes <tool_call>{"name": "search", "arguments": {"query_list":
-["..."]}}</tool_call>, with one or more queries per call. The passages come back
-as a tool's answer, which the tokenizer's chat template frames. Dr. Zero
-(arXiv:2601.07055) and DSPO (arXiv:2510.09255) use this protocol.
-
-The call of any other tool has the tool's name and the arguments of its schema.
+For a search, the policy writes <tool_call>{"name": "search", "arguments":
+{"query_list": ["..."]}}</tool_call>, with one or more queries per call. The
+passages come back as a tool's answer, which the tokenizer's chat template
+frames. Dr. Zero (arXiv:2601.07055) and DSPO (arXiv:2510.09255) use this
+protocol. A call of any other tool has the tool's name and its own arguments.
 
 The chat templates of Llama 3 write a call without tags, {"name": "search",
 "parameters": {...}}. With such a template, this form is a call, too.
@@ -74,9 +73,9 @@ def native(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
 
 
 def solver_template() -> str:
-  """Returns Search-R1's prompt with the tags tool_call and tool_response.
+  """Returns Search-R1's prompt with tool_call for search in its tags.
 
-  Dr. Zero and DSPO use this prompt.
+  Likewise, tool_response replaces information. Dr. Zero and DSPO use it.
   """
   text = dialogues.verbatim('search_r1_prompt.txt').removesuffix('\n')
   for old, new in (('search', 'tool_call'), ('information', 'tool_response')):
@@ -167,7 +166,7 @@ def _own_call(tokenizer, render: chat.Render) -> str:
 
 
 def schema(tool: Tool = SEARCH) -> dict[str, Any]:
-  """Returns a tool's description, which the chat template writes."""
+  """Returns a tool's description in OpenAI's form, for the chat template."""
   published = json.loads(dialogues.verbatim('search_tool.json'))
   if tool.name == 'search':
     return published
@@ -302,7 +301,7 @@ def by_query(write: Callable[[int, Passage], str],
   """Returns the texts of all passages, numbered from 1 for each query.
 
   A line '---' separates queries. A query without passages has a text that says
-  so. `write` makes a text of a number and a passage.
+  so. `write` makes the text of a passage from its number and the passage.
   """
   pieces: list[str] = []
   for passages in results:

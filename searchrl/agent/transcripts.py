@@ -36,9 +36,9 @@ def of_segments(segments: Iterable[Segment | tuple[str, bool]], tokenizer,
   Args:
     segments: Segments, or pairs of a text and True if it is trained on.
     tokenizer: The model's tokenizer.
-    ends: True to add the token that ends a turn, which is trained on, unless
-      the last text ends with such a token. White space after such a token, at
-      the end of a trained text, is left out, except in the first segment.
+    ends: True to add the token that ends a turn, unless the last text ends with
+      such a token. The added token is trained on. If a trained text other than
+      the first ends with such a token and white space, this space is left out.
   """
   pieces: list[tuple[tuple[int, ...], bool]] = []
   end_ids = {*chat.ends(tokenizer)} if ends else set()
@@ -61,7 +61,7 @@ def of_segments(segments: Iterable[Segment | tuple[str, bool]], tokenizer,
 
 def encode(segment: Segment, tokenizer, *, first: bool = False
           ) -> tuple[int, ...]:
-  """Returns the ids of a segment; `first` says that it begins a text."""
+  """Returns the ids of a segment; `first` says that it begins a sequence."""
   if segment.ids:
     return segment.ids
   if first:
@@ -75,12 +75,12 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
                 tools: Sequence[Mapping[str, Any]] | None = None) -> Transcript:
   """Encodes messages in the frame of the tokenizer's chat template.
 
-  Only the assistant's turns are trained on, from the end of their generation
-  prompt to the token that ends them, except those with the weight 0. If a
-  turn's content already has this token, it is not added again. If the template
-  ends turns without such a token, the last turn gets one. All text after the
-  last such turn is left out. Special tokens in other messages are encoded
-  as plain text, as in a rollout.
+  Only the assistant's turns are trained on, except those with the weight 0. A
+  turn goes from the generation prompt to the token that ends the turn. If its
+  content already ends with this token, the token is not added again. If the
+  template ends turns without such a token, only the last turn gets one. Text
+  after the assistant's last turn is left out. Special tokens in other messages
+  are encoded as plain text, as in a rollout.
 
   Args:
     messages: Dicts of role and content. At least one message of role
@@ -131,9 +131,10 @@ def of_messages(messages: Sequence[Mapping[str, Any]], tokenizer,
 
 
 def _is_whole(message: Mapping[str, Any], turn: str) -> bool:
-  """Returns whether a turn has a message's reasoning, and its calls beside it.
+  """Returns whether the text of a turn has a message's reasoning and calls.
 
-  Each name of a call is outside of the content, as often as it is called.
+  With calls, it must also have the content and, outside of the content, the
+  name of each tool as often as the tool is called.
   """
   thought = (message.get('reasoning_content') or '').strip()
   calls, content = message.get('tool_calls', ()), message['content'].strip()
@@ -159,9 +160,10 @@ def _without_end(text: str, ends: tuple[str, ...]) -> str:
 
 
 def _until_end(turn: str, content: str, tokenizer) -> str:
-  """Returns a turn up to the special token that ends it, or the full turn.
+  """Returns a turn up to its last special token after the content.
 
-  This token comes after the content, whose thoughts a template may rewrite.
+  Without such a token, it is the full turn. The content is found by its text
+  after </think>, because a template may rewrite the thoughts.
   """
   said = content.rpartition('</think>')[2].strip()
   rest = turn.rpartition('</think>')[2]
@@ -178,7 +180,7 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
            ) -> list[tuple[tuple[int, ...], bool]]:
   """Encodes the text before an assistant's turn, with messages as plain data.
 
-  The text was written by the chat template and contains some messages. It
+  The chat template wrote the text, which contains some messages. The text
   begins at character `start` of the conversation, and `first` is the index of
   its first message. The result is a list of pairs (ids, False). False means
   that the ids are not trained on.

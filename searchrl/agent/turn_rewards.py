@@ -3,7 +3,7 @@
 """Rewards of single turns, named `module:function` in `config.turn_reward`.
 
 A turn reward is a function from a trajectory to one number or None per turn.
-None means that the turn has no reward: it is in no baseline of turn rewards.
+None means that the turn has no reward, and is in no baseline of turn rewards.
 """
 
 from searchrl.agent import rewards
@@ -15,8 +15,8 @@ def evidence(trajectory: Trajectory, *, new: float = 1.0,
             ) -> list[float | None]:
   """Returns one reward per turn: for new evidence, minus two penalties.
 
-  The penalties are for repeated actions and for invalid ones. A turn that
-  answers has None, because the reward of the outcome judges it.
+  The penalties are for repeated actions and for invalid actions. A turn that
+  answers has None, because the outcome's reward judges the answer.
 
   Args:
     trajectory: Finished trajectory.

@@ -34,9 +34,9 @@ class Conversation:
 
   place: str  # file and line, for error messages
   segments: Sequence[Segment] = ()
-  ends: bool = False  # a token that ends the turn is added and trained on
+  ends: bool = False  # True: adds a trained token that ends the turn
   messages: Sequence[Mapping[str, Any]] = ()  # for the model's chat template
-  tools: Sequence[Mapping[str, Any]] | None = None  # for the template, too
+  tools: Sequence[Mapping[str, Any]] | None = None  # tools that it describes
 
 
 def read(path: str, *, field: str = 'data.train') -> list[Conversation]:
@@ -109,7 +109,7 @@ def _with_calls(message: Mapping[str, Any], place: str) -> dict[str, Any]:
   """Checks a message, and returns it with the arguments of its calls parsed.
 
   Raises:
-    ValueError: A field is missing or of another type; `place` is named.
+    ValueError: A field is missing or of another type; the error names `place`.
   """
   _text(message, 'role', place)
   if message.get('function_call'):

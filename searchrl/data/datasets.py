@@ -39,8 +39,8 @@ MEAN = 'mean'  # name under which the mean over the evaluation sets is reported
 WORLDS = 'worlds'  # evaluate on generated worlds, even with own training data
 # Sets of fresh facts, by the source of their names.
 FRESH: tuple[names.NameSource, ...] = ('known', 'unseen')
-# Sets of common knowledge, and the splits of their questions. Few facts are
-# outdated, so these questions come from all splits.
+# Sets of common knowledge, and the splits of their questions ('': all splits).
+# Few facts are outdated, so questions about these come from all splits.
 COMMON: dict[facts.Topic, text.Split] = {'famous': 'test', 'outdated': ''}
 
 
@@ -50,11 +50,11 @@ class WorldOptions:
 
   common: bool = False  # the world also has common knowledge
   outdated: float = 0.15  # share of common knowledge that changed, in (0, 1)
-  hard: bool = False
+  hard: bool = False  # entities have namesakes; see `world.hard`
   scale: float = 1.0  # factor of the numbers of entities
 
   def make(self, seed: int, source: names.NameSource) -> facts.World:
-    """Returns the generated world with a seed."""
+    """Returns the world of a seed; `source` is the source of its names."""
     sizes = {kind: round(self.scale * n) for kind, n in facts.SIZES.items()}
     return facts.make(seed, sizes=sizes, source=source, common=self.common,
                       outdated=self.outdated, hard=self.hard)
@@ -173,8 +173,8 @@ def evaluation_sets(folder: pathlib.Path, *, evaluate: str, corpus: str,
       directory of such files. Their questions are answered from `corpus`. If
       this is '' or WORLDS, worlds are generated instead.
     corpus: Path of a corpus file.
-    own_train: Whether training has its own data. If so, '' generates nothing,
-      and the result is [].
+    own_train: Whether training has its own data. If so and `evaluate` is '',
+      nothing is generated, and the result is [].
     world_seed: Seed of the generated worlds. It must not be the seed of the
       training world.
     kinds: Names of the sets to generate. A set in FRESH is about facts of a
@@ -273,10 +273,10 @@ def _corpus(path: str) -> Corpus | None:
 
 
 def shared(read: Callable[[], Any]) -> Any:
-  """Calls `read` on every process, and returns its result there.
+  """Calls `read` once on every process, and returns this process's result.
 
-  Each process calls `read` once. The first process calls it before all others,
-  because `read` may write files that the other processes then read.
+  The first process calls it before all others, because `read` may write files
+  that the other processes then read.
   """
   results: list[Any] = []
   with progress.phase('Reading questions and passages'):
@@ -354,7 +354,7 @@ def _has(folder: pathlib.Path, recipe: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
-  """Waits for other writers of a directory; others wait while the body runs."""
+  """Runs a `with` body while no other process writes the same directory."""
   folder.parent.mkdir(parents=True, exist_ok=True)
   lock = filelock.FileLock(folder.with_name(f'.{folder.name}.lock'),
                            fallback_to_soft=False)

@@ -31,8 +31,8 @@ class PairSource:
   """Queries and the passages that answer them, all as texts."""
 
   queries: Sequence[str]
-  answers: Sequence[Sequence[str]]  # the first of a query is its positive
-  negatives: Sequence[Sequence[str]]  # known negatives; BM25 adds more
+  answers: Sequence[Sequence[str]]  # of each query; the first is its positive
+  negatives: Sequence[Sequence[str]]  # known ones of each query; BM25 adds more
   # Function (queries, depth) -> passages that BM25 finds, best first.
   find: Callable[[Sequence[str], int], Sequence[Sequence[str]]]
 
@@ -191,7 +191,7 @@ def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
 
 def _hard(given: Sequence[str], results: Sequence[str], answers: Sequence[str],
           count: int, rng: np.random.Generator) -> list[str]:
-  """Returns up to `count` passages that do not answer a query, at random.
+  """Returns up to `count` random passages that do not answer a query.
 
   They are drawn from the `given` ones and, if these are too few, from the
   `results` of BM25.

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts records of benchmarks with other columns to FlashRAG's keys.
 
-These keys are id, question, golden_answers and data_source.
-FlashRAG's copies of ASQA and ELI5 need no conversion, but the originals do.
-FlashRAG has no copies of the other benchmarks. Files are csv, jsonl or parquet.
-A user may add a form to `FORMS`; see docs/extend.md.
+These keys are id, question, golden_answers and data_source. FlashRAG's copies
+of ASQA and ELI5 need no conversion, but the originals do. FlashRAG has no
+copies of the other benchmarks. Files are csv, jsonl or parquet. A user may add
+a form to `FORMS`; see docs/extend.md.
 """
 
 import base64
@@ -31,7 +31,7 @@ class Form:
   choices: Callable[[Mapping[str, Any]], Sequence[str]] = lambda record: ()
   also: tuple[str, ...] = ()  # other columns by which the form is recognised
   never: tuple[str, ...] = ()  # columns that the form does not have
-  # Function that decodes a record first.
+  # Function that is applied to a record before its columns are read.
   decode: Callable[[Mapping[str, Any]], Mapping[str, Any]] = (
       lambda record: record)
 
@@ -74,8 +74,8 @@ def _decrypted(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _BUILT_IN = (
-    # Choices are scored by their text: the scores drop the letter A as an
-    # article.
+    # Choices are scored by their text, because normalisation drops the letter A
+    # as an article.
     Form('gpqa', 'Question', 'Record ID', ('Correct Answer', *_INCORRECT),
          lambda record: [record['Correct Answer']],
          lambda record: [record['Correct Answer'], *(

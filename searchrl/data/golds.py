@@ -36,14 +36,14 @@ _WRITTEN = re.compile(  # a list, a bytes literal or an array, as a text
 def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
   """Returns the gold answers in a value of a data set, as texts.
 
-  The value is a text, a number, a list of both, or a mapping of these, as
-  Search-R1's {"target": ...}. It may also be such a list written as a text. A
-  whole float is a whole number: 1994.0 is '1994', and so is the text '1994.0'.
+  The value is a text, a number, a list of both, or a mapping with such values,
+  as Search-R1's {"target": ...}. It may also be such a list written as a text.
+  Both the number 1994.0 and the text '1994.0' give '1994'.
 
   Args:
     value: Value of a column of gold answers.
-    are_needed: True if an answer is scored against them. Otherwise they may be
-      null or blank.
+    are_needed: True if an answer is scored against them. If False, there may be
+      none, and those that are null or blank are left out.
 
   Raises:
     TypeError, ValueError: The value has parts of other types. Or it is needed,
@@ -68,9 +68,9 @@ def passages(record: Mapping[str, Any], metadata: Mapping[str, Any]
             ) -> tuple[str, ...]:
   """Returns the ids or titles of the passages that have the answer's facts.
 
-  They are the metadata's `passages`, and the titles in `supporting_facts`.
-  HotpotQA and 2Wiki publish the latter as pairs (title, sentence), 2Wiki as
-  their JSON text. FlashRAG's metadata has it as {"title": [...], ...}.
+  They are the metadata's `passages`, and the titles in `supporting_facts`. This
+  field has pairs (title, sentence) in HotpotQA, the JSON text of such pairs in
+  2Wiki, and the form {"title": [...], ...} in FlashRAG's metadata.
 
   Args:
     record: Row of a file of questions.
@@ -170,9 +170,9 @@ def _unpacked(value: Any, *, in_list: bool = False) -> Any:
 
   Arrays, sets and tuples become lists, and bytes become texts. A text that
   writes a list becomes this list, such as "['a', 'b']". Other values are
-  returned unchanged. If the value is itself in a list (`in_list`), a text that
-  writes numbers stays a text, such as the interval '[0, 1]'. In round brackets,
-  as the point '(3, 4)', it stays one in any case.
+  returned unchanged. A text with numbers in round brackets stays a text: the
+  point '(3, 4)'. If the value is itself in a list (`in_list`), so does a text
+  with numbers in square brackets: the interval '[0, 1]'.
   """
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()
@@ -194,7 +194,8 @@ def _unpacked(value: Any, *, in_list: bool = False) -> Any:
 def _literal(written: str) -> Any:
   """Returns the value of a JSON or Python literal, or None.
 
-  numpy writes a list without commas, ['a' 'b'], which Python reads as 'ab'.
+  numpy writes a list without commas, ['a' 'b']. Python would read it as ['ab'];
+  here it gives ['a', 'b'].
   """
   with contextlib.suppress(ValueError, RecursionError):
     return json.loads(written)

@@ -55,7 +55,7 @@ def loads(text: str, must_be: str, place: str) -> Any:
 
   Args:
     text: Text of the line.
-    must_be: Description of a right line, for the error.
+    must_be: Description of a valid line, for the error.
     place: File and number of the line, for the error.
 
   Raises:

@@ -26,15 +26,15 @@ _SEPARATORS = {'.csv': ',', '.tsv': '\t'}
 _COLUMNS = {'question': ('question', 'prompt'),
             'golden_answers': ('golden_answers', 'reward_model'),
             'id': ('id', 'extra_info')}
-# Other columns in which benchmarks publish them.
+# Other columns in which benchmarks publish gold answers and ids.
 _GOLDS = ('possible_answers', 'answers', 'answer')  # PopQA, SQuAD, HotpotQA
 _IDS = ('_id', 'question_id', 'qid')  # HotpotQA and 2Wiki, TriviaQA
 # Columns by which MuSiQue-Full and SQuAD 2.0 mark questions without an answer,
-# and their values there, in any case.
+# and the value of such a question, in lower case.
 _UNANSWERABLE = {'answerable': 'false', 'is_impossible': 'true'}
 _LONGEST_FIELD = 2**31 - 1  # characters of a field of a csv file
 _FORM = '{"id", "question", "golden_answers"}'  # form of a line, for errors
-# Keys of conversations, which may have their question beside them.
+# Keys of a conversation, which may also have the key 'question'.
 _CONVERSATION = {'completion', 'messages', 'segments'}
 _ROWS = 1024  # rows of a parquet file that are read at a time
 Record = dict[str, Any]
@@ -51,6 +51,8 @@ class File:
 
 def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
   """Returns the files of questions that a config field names.
+
+  If there are several, a file without a name gets its stem as a name.
 
   Args:
     text: Text of the config: 'path', 'name=path,name=path', or a directory. ''
@@ -86,7 +88,7 @@ def named(text: str, field: str, *, may_be_folder: bool = False) -> list[File]:
 
 
 def stem(file: pathlib.Path) -> str:
-  """Returns the name of a file without .gz and its last suffix."""
+  """Returns a file's name without its suffix: 'dir/nq.jsonl.gz' -> 'nq'."""
   return file.name.removesuffix('.gz').rpartition('.')[0] or file.name
 
 
@@ -114,9 +116,10 @@ def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
 
 
 def has_questions(file: pathlib.Path) -> bool:
-  """Returns whether a file's rows are questions.
+  """Returns whether the first row of a file is a question.
 
-  They are not if they are passages or conversations, which may name a question.
+  Passages and conversations are none, even with a key 'question'. Tables in csv
+  or tsv are always taken to have questions.
   """
   if file.suffix in _SEPARATORS:
     return True  # nothing else is read from such a table
@@ -142,7 +145,10 @@ def _has_form(names: Collection[str], file: pathlib.Path) -> bool:
 
 
 def check_differ(names: Sequence[str], field: str) -> None:
-  """Raises a ValueError if two names are equal."""
+  """Raises a ValueError if two names are equal.
+
+  It names `field`, the config field that lists the named files.
+  """
   twice = [n for n, count in collections.Counter(names).items() if count > 1]
   if twice:
     raise ValueError(
@@ -162,8 +168,8 @@ def records(file: pathlib.Path, *, needs_golds: bool
     needs_golds: True if a parquet file must have a column of gold answers.
 
   Raises:
-    ValueError: A line is not JSON; or a table is invalid, lacks columns or
-      cannot be read because pyarrow is not installed.
+    ValueError: A row is not a JSON object, or a table is invalid, lacks columns
+      or cannot be read because pyarrow is not installed.
   """
   is_parquet = file.suffix == '.parquet'
   rows = _parquet_rows(file, needs_golds) if is_parquet else (
@@ -218,7 +224,7 @@ def _parquet(file: pathlib.Path):
 
 def _parquet_rows(file: pathlib.Path, needs_golds: bool
                  ) -> Iterator[tuple[str, Record]]:
-  """Yields the rows of a parquet file, with only the needed columns."""
+  """Yields (place, row) of a parquet file, with only the needed columns."""
   table = _parquet(file)
   names = table.schema_arrow.names
   form = forms.detect_format(names)
@@ -253,7 +259,7 @@ def _parquet_rows(file: pathlib.Path, needs_golds: bool
 
 
 def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:
-  """Yields each row of a .csv or .tsv file, whose first row has the names."""
+  """Yields (place, row) of a csv or tsv file, whose first row names columns."""
   csv.field_size_limit(_LONGEST_FIELD)
   with file.open(encoding='utf-8-sig', newline='') as stream:
     rows = csv.DictReader(
@@ -279,9 +285,9 @@ def _separated_rows(file: pathlib.Path) -> Iterator[tuple[str, Record]]:
 def _metadata_columns(schema: Any) -> list[str]:
   """Returns the names of the metadata columns to read from a parquet file.
 
-  If the metadata are no structs but JSON texts, this is their whole column.
-  Otherwise, only the parts that are needed are read, because other parts may
-  contain long articles.
+  If the column has structs, only the parts that are needed are read, because
+  others may contain long articles. Otherwise, as for JSON texts, it is read
+  whole.
   """
   is_whole = 'metadata' in schema.names and not str(
       schema.field('metadata').type).startswith('struct<')

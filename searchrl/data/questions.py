@@ -28,7 +28,7 @@ from searchrl.trajectory import Question
 
 
 _MUSIQUE = re.compile(r'([2-4])hop\d?__')
-Admit = Callable[[Question, str], None]  # a question, its place in a file
+Admit = Callable[[Question, str], None]  # question, place in a file
 Stage = tuple[int, Sequence[float]]  # first step, and shares from this step on
 
 
@@ -40,11 +40,11 @@ def admit_all(question: Question, place: str) -> None:
 def read(path: str | pathlib.Path, *, prefix: str = '', source: str = '',
          needs_golds: bool = True, question_mark: bool = False,
          admit: Admit = admit_all) -> list[Question]:
-  """Reads and checks a file of questions, jsonl or parquet.
+  """Reads and checks a file of questions: jsonl, parquet, csv or tsv.
 
   A question's uid is its id, with `prefix/` before it if there is a prefix. If
-  several data sources share an id, as in Search-R1's merged files, the uid is
-  <data source>/<id>, after the prefix.
+  several data sources share an id, as in Search-R1's merged files, the uids are
+  <data source>/<id>. Questions that are marked as unanswerable are left out.
 
   Args:
     path: Path of the file.
@@ -107,7 +107,7 @@ def _say_left_out(file: pathlib.Path, count: int) -> None:
 
 def _parse(record: question_files.Record, place: str, stem: str,
            needs_golds: bool) -> Question:
-  """Returns a row's question, whose source is the file's stem by default."""
+  """Returns a row's question; `stem` is its data source if the row has none."""
   try:
     metadata = (record['metadata'] if 'metadata' in record else None) or {}
     if isinstance(metadata, str):
@@ -217,9 +217,9 @@ class Stream:
   Args:
     pools: Pools of questions; most streams have one.
     seed: Seed of the orders.
-    stages: Pairs (step, shares), in order of steps. From this step of the run,
-      each draw takes these shares of its questions from the pools, rounded to
-      whole questions.
+    stages: Pairs (step, shares), in order of steps. From this step of the run
+      on, each draw takes these shares of its questions from the pools. The
+      shares are rounded to whole questions.
   """
 
   def __init__(self, pools: Sequence[Sequence[Question]], *, seed: int,
@@ -399,7 +399,7 @@ def _halved(pools: Sequence[Sequence[Question]], stages: Sequence[Stage],
 
 def _check_shares(shares: Sequence[float], pools: Sequence[Sequence[Question]],
                   field: str, names: Iterable[str]) -> None:
-  """Raises a ValueError if shares are negative or all 0, or lack questions."""
+  """Raises a ValueError if shares are negative, all 0, or of an empty pool."""
   if sum(shares) <= 0 or min(shares) < 0:
     raise ValueError(
         f'{field} needs a share above 0, and none below, but is '

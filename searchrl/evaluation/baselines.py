@@ -99,7 +99,7 @@ class _Attempt:
   """A question, and the progress of a method on it."""
 
   question: Question
-  query: str = ''  # the next query, or the last
+  query: str = ''  # the latest query
   written: str = ''  # text that the model has written and read
   turns: list[Turn] = dataclasses.field(default_factory=list)
   stop_reason: StopReason | None = None  # None: not finished
@@ -164,7 +164,8 @@ def ircot(model: PromptedModel, questions: Sequence[Question]
   The first query is the question, and each later query is the previous
   sentence. The prompt has the passages of all rounds above the question, the
   best passage first. The method ends at a sentence with 'So the answer is', as
-  the prompt asks for. A sentence ends at its first full stop.
+  the prompt asks for, or after three rounds. A sentence ends at its first full
+  stop.
   """
   attempts = [_Attempt(q, query=q.text) for q in questions]
   for _ in range(_IRCOT_ROUNDS):
@@ -191,17 +192,16 @@ def ircot(model: PromptedModel, questions: Sequence[Question]
 
 def ra_agent(model: PromptedModel, questions: Sequence[Question]
             ) -> list[Trajectory]:
-  """Lets an agent, which may search and reads the passages, answer questions.
-  """
+  """Answers each question by an agent that searches and reads the passages."""
   return _agent(model, questions, lambda attempts, results: [
       model.below(_passages(result), '').rstrip('\n') for result in results])
 
 
 def search_o1(model: PromptedModel, questions: Sequence[Question]
              ) -> list[Trajectory]:
-  """Lets an agent, which may search, answer questions by notes on the passages.
+  """Answers each question by an agent that searches and reads only notes.
 
-  The model writes the notes. The agent does not read the passages themselves.
+  The model writes the notes on the passages that a search returned.
   """
   room = 4 * model.sampler.budgets.max_prompt_tokens  # characters
 

@@ -47,10 +47,10 @@ def difference(first: Sequence[Score], second: Sequence[Score],
   """Returns the mean difference of two methods' scores on common questions.
 
   It comes with a bootstrap interval and McNemar's exact p. Several samples of a
-  question count as their mean. For p, the questions are counted that the first
-  method alone answers right, and those that the second alone does; right means
-  a mean of at least one half. With F1, the questions are counted that the first
-  or the second method answers better.
+  question count as their mean. For p, two numbers are compared: the questions
+  that only the first method answers right, and those that only the second does.
+  Right means a mean of at least one half. With F1, the numbers are those of the
+  questions that the first, or the second, method answers better.
 
   Args:
     first: Scores of the first method.
@@ -87,7 +87,7 @@ def by_question(scores: Sequence[Score], name: str = 'em'
 
 def overlap(train: Sequence[Question], test: Mapping[str, Sequence[Question]]
            ) -> dict[str, float]:
-  """Returns the fraction of each set's questions that are in training.
+  """Returns for each set the fraction of its questions that are in training.
 
   Questions are normalised before the comparison.
   """

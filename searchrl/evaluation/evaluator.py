@@ -44,7 +44,7 @@ KEYS = COLUMNS[:4]  # columns that identify a row
 SHOWN = ('em', 'subem', 'f1', 'searches')  # scores that are metrics of a run
 ALL = 'all'  # value of `hops` in a row of a whole set
 TABLE, RECORDS = 'table.json', 'records'  # names in an evaluation's folder
-# Seconds per question, by the names of cases and shards; not reproducible.
+# File of the seconds and questions of each shard, by case; not reproducible.
 SECONDS = 'seconds.json'
 SHARD = 1000  # trajectories that are in memory at once
 _FEW = 100  # largest number of questions of a case without progress lines
@@ -309,7 +309,7 @@ def _rows(case: EvalCase, scores: Sequence[scores_lib.Score]) -> list[dict]:
 
 def _means(results: Sequence[tuple[EvalCase, Sequence[scores_lib.Score]]]
           ) -> list[dict]:
-  """Returns a row with the mean over sets, for each engine and decoding."""
+  """Returns a row of means for each engine and decoding with several sets."""
   by_way = defaultdict(list)
   for case, scores in results:
     if case.engine != 'noise' and not case.dataset.is_common:
@@ -372,7 +372,7 @@ def with_seconds(rows: Sequence[dict], folder: pathlib.Path) -> list[dict]:
 
 
 def wilson(hits: float, n: int) -> tuple[float, float]:
-  """Returns the 95 % score interval of a proportion (Wilson 1927)."""
+  """Returns the 95 % interval (low, high) of a share hits / n (Wilson 1927)."""
   p, z = hits / n, 1.96
   centre = (p + z * z / (2 * n)) / (1 + z * z / n)
   half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -421,8 +421,8 @@ def headline(rows: Sequence[Mapping]) -> float | None:
 def headline_row(rows: Sequence[Mapping]) -> Mapping | None:
   """Returns the greedy row with the headline of a table; None if it has none.
 
-  It is the mean over all sets if there is such a row, or else that of the first
-  set, both with the first engine. Rows with random passages are left out.
+  It is the row of the mean over all sets or, if there is none, the row of the
+  first set, with the first engine. Rows with random passages are left out.
   """
   by_set = {row['set']: row for row in reversed(rows)
             if row['hops'] == ALL and row['decoding'] == 'greedy'
@@ -433,8 +433,8 @@ def headline_row(rows: Sequence[Mapping]) -> Mapping | None:
 def scalars(rows: Sequence[Mapping]) -> dict[str, float]:
   """Returns the scores of a table as metrics of a run, {name: value}.
 
-  Names are such as 'val/<set>/em/greedy' and 'val/<set>_2hop/em/greedy'. Those
-  of further engines than the first one have the engine's name after the set's.
+  Names are such as 'val/<set>/em/greedy' and 'val/<set>_2hop/em/greedy'. For
+  every engine but the first, the engine's name follows the name of the set.
   """
   result = {}
   first = next((row['engine'] for row in rows if row['engine'] != 'noise'), '')

@@ -90,7 +90,7 @@ def running_mean(values: Sequence[float], window: int = 10) -> np.ndarray:
 
 
 def plain(text: str) -> str:
-  """Returns the text without control characters, for the terminal."""
+  """Returns the text with spaces for control characters, for the terminal."""
   return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 
@@ -187,7 +187,7 @@ def finish(axes, title: str, unit: str) -> None:
 
 
 def cell(value: Any) -> str:
-  """Returns the text of a value in a table."""
+  """Returns a value as a text for a table: None -> '', 0.5 -> '0.500'."""
   if value is None:
     return ''
   return f'{value:.3f}' if isinstance(value, float) else str(value)

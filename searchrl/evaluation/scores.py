@@ -34,7 +34,7 @@ class Score:
   hops: int
   answer: str  # normalised answer; '' if there is none
   failed: bool  # a failed search ended the trajectory
-  values: Mapping[str, float]  # values by NAMES
+  values: Mapping[str, float]  # values by name, of NAMES and JUDGED
 
 
 def score_trajectory(trajectory: Trajectory) -> Score:
@@ -87,9 +87,9 @@ def _with_firsts(passages: Sequence[Passage], queries: int
                 ) -> list[tuple[Passage, bool]]:
   """Returns each passage, and whether it is the first of a query's passages.
 
-  A trajectory does not say which query found a passage. Queries that can have
-  found equally many passages are taken to have done so. Otherwise a passage
-  with a higher score than the one before begins the next query.
+  A trajectory does not say which query found a passage. If the passages can be
+  divided equally among the queries, they are. Otherwise a passage with a higher
+  score than the passage before is the first of the next query.
   """
   each, rest = divmod(len(passages), queries or 1)
   return [(passage, not number or (

@@ -68,5 +68,5 @@ def _is_same(name: str, actual: Any, expected: Any) -> bool:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-  """Returns a config as it is in a file."""
+  """Returns a config as a dict, as its config.json would be read."""
   return json.loads(config.to_json())

@@ -90,7 +90,7 @@ def _make(config, folder: pathlib.Path) -> None:
 
 
 def _made(name: str, config, folder: pathlib.Path) -> Entry:
-  """Makes a file unless it is intact, and prints its rows and digest."""
+  """Returns the entry of a file, which is made unless it is intact."""
   entry = _entries(folder).get(name)
   if entry and _is_whole(folder / entry['file'], entry, config):
     _say(f'{folder / entry["file"]} is whole; nothing to do.')
@@ -290,7 +290,7 @@ def _digest(file: pathlib.Path) -> str:
 
 
 def _entries(folder: Any) -> dict[str, Entry]:
-  """Returns what is recorded about the files of a folder or store, by name."""
+  """Returns the entries in the prepared.json of a folder or store, by name."""
   return atomic_files.read_json(folder / NOTE) or {}
 
 

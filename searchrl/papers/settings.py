@@ -76,9 +76,9 @@ class Setting:
 
 
 def lineage(name: str) -> list[str]:
-  """Returns the name of a setting, after the names of those that it builds on.
+  """Returns the names of a setting and of all settings that it builds on.
 
-  The order is that in which they are applied.
+  They are in the order in which they are applied: the setting itself is last.
   """
   return [*(lineage(_ALL[name].base) if _ALL[name].base else ()), name]
 
@@ -145,14 +145,15 @@ def apply(config, name: str, model: Model) -> None:
 def _updates(config, share: float) -> int:
   """Returns the number of updates in a share of the steps of a run.
 
-  The number of steps is rounded down. A step has `learner.minibatches` updates.
+  The steps in this share are rounded down to a whole number. A step has
+  `learner.minibatches` updates.
   """
   steps = int(round(share * config.train.num_steps, 6))
   return steps * config.learner.minibatches
 
 
 def _with_tuples(value: Any) -> Any:
-  """Returns a value with tuples for lists, as configs have them."""
+  """Returns a value with tuples in place of lists, as in configs."""
   if isinstance(value, dict):
     return {key: _with_tuples(child) for key, child in value.items()}
   return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
@@ -170,7 +171,7 @@ def _read(table: dict[str, Any]) -> Setting:
 
 
 def _tables(file: pathlib.Path) -> dict[str, Any]:
-  """Returns the tables of a file: settings, paper, prompts."""
+  """Returns the tables of a TOML file by name: settings, paper and prompts."""
   return tomllib.loads(file.read_text('utf-8'))
 
 

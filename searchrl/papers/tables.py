@@ -225,7 +225,7 @@ def run(config, workdir: str) -> None:
 def _described(notes: Mapping[tuple[str, ...], Sequence[str]]) -> str:
   """Returns a line for each group of rows whose runs differ from the command.
 
-  `notes` has the names of the rows by the fields in which the config differs.
+  `notes` has the names of rows, by the config fields in which they differ.
   """
   return '\n'.join(
       f'{", ".join(rows)}: other config than in the command: '
@@ -238,7 +238,7 @@ def _lines(table: Mapping[str, Any], options: Any
           ) -> Iterator[tuple[str, str, Sequence[float], list[Source]]]:
   """Yields each line of a table: model, row, the paper's numbers, and sources.
 
-  There is a source of our numbers for each seed.
+  There is one `Source` of our numbers for each seed.
   """
   for model, group in table['groups'].items():
     for row, paper in group.items():
@@ -403,7 +403,7 @@ def _check_flags(commands: Sequence[_Command], shared: str) -> None:
 
 
 def _flags(command: _Command, shared: str) -> list[str]:
-  """Returns the flags of a command: the shared ones and its own, which win."""
+  """Returns a command's flags; its own replace shared flags of equal name."""
   config, own, _ = command
   given = [flag for flag in shared.split()
            if not config.startswith('sft.') or (  # it reads nothing else

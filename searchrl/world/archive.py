@@ -127,8 +127,8 @@ class Habits:
   """
 
   opens: float = 0.5  # opens a document whose first sentence lacks the fact
-  reads_on: float = 0.5  # reads the next page where one lacks it
-  calculates: float = 0.4  # calculates; else it guesses a number
+  reads_on: float = 0.5  # reads the next page if a page lacks the fact
+  calculates: float = 0.4  # calculates a number instead of guessing it
 
 
 def act(problem: Problem, turns: Sequence[Turn], habits: Habits,

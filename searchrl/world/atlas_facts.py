@@ -35,7 +35,7 @@ class Entity:
   words: str  # in a query: Springfield Illinois
   is_famous: bool  # by population, see `atlas_sources`
   other_phrases: tuple[str, ...] = ()  # other ways to ask about it
-  other_words: tuple[str, ...] = ()  # the query of each
+  other_words: tuple[str, ...] = ()  # in a query, for each of other_phrases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +90,9 @@ def spellings(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def number(relation: str, value: float) -> tuple[str, ...]:
-  """Returns the texts that count as a number: with and without commas.
+  """Returns the texts that count as a number: '1,234' and '1234' for 1233.6.
 
-  The value is rounded to a whole number. Each text is also returned with the
-  unit of the relation, if it has one.
+  If the relation has units, each text is also returned with each unit.
   """
   value = round(value)
   plain = dict.fromkeys((f'{value:,}', str(value)))
@@ -134,8 +133,8 @@ def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
 def similar(atlas: Atlas) -> dict[str, str]:
   """Returns for each entity's key the key of a similar entity of its kind.
 
-  It is the next one of its kind by title, without case and accents. After the
-  last comes the first, so the only one of its kind is similar to itself.
+  It is the next entity of its kind by title, without case and accents. After
+  the last comes the first. An entity alone in its kind is similar to itself.
   """
   result = {}
   by_kind: dict[str, list[Entity]] = {}

@@ -93,8 +93,8 @@ def passages(atlas: Atlas, seed: int = 0) -> list[Passage]:
 def places(atlas: Atlas) -> dict[tuple[str, str], str]:
   """Returns for each fact the id of the passage that states it.
 
-  The facts are given by (key of the subject, relation). Those that no passage
-  states are left out.
+  The keys are (key of the subject, relation). Facts that no passage states are
+  left out.
   """
   result = {}
   for fact in atlas.facts:

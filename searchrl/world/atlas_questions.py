@@ -83,7 +83,7 @@ _NAME = {
               'the US state that {x} is in'),
     'city': ('the city served by {x}', 'the city that {x} serves'),
     'user': ('the country that uses {x}', 'the country where {x} is used')}
-# Only the country of such a capital has states.
+# Pairs of relations that no chain has: only the US has capitals in a US state.
 _POINTLESS = (('capital', 'state'),)
 # The words of a query for a fact.
 _WORDS: dict[str | tuple[str, str], str] = {
@@ -154,7 +154,8 @@ def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
   """Returns questions that begin with the given entities, in a random order.
 
   Half of the questions begin with famous entities, if there are enough. Each
-  half has about the same number of questions for each kind of chain.
+  half has about the same number of questions for each kind of chain, that is
+  for each kind of first entity with each sequence of relations.
 
   Args:
     atlas: Atlas of entities and facts.

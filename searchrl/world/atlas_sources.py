@@ -208,7 +208,7 @@ def _country(draft: _Draft, code: str, name: str, row: Mapping[str, Any]
 
 
 def _listed(names: Iterable[str], most: int = 4) -> tuple[str, ...]:
-  """Returns (text,) with at most `most` names, as in `A, B and C`, or ()."""
+  """Returns ('A, B and C',) with at most `most` names; () without names."""
   chosen = list(dict.fromkeys(names))[:most]
   if not chosen:
     return ()
@@ -427,7 +427,7 @@ def _airports(draft: _Draft, rows: Mapping[str, Mapping[str, Any]],
 
 
 def _airport_name(row: Mapping[str, Any]) -> str:
-  """Returns an airport's name without parentheses, and clearly an airport's."""
+  """Returns an airport's name without parentheses, perhaps with 'Airport'."""
   name = ' '.join(re.sub(r'\([^)]*\)', ' ', row['name']).split())
   is_clear = re.search('(?i)air|aero|field|base|port|strip', name)
   return name if is_clear else f'{name} Airport'

@@ -58,7 +58,7 @@ class World:
   facts: Mapping[Fact, str]  # object by (subject, relation)
   # Common knowledge before any change; {}: the world has none.
   memory: Mapping[Fact, str] = dataclasses.field(default_factory=dict)
-  hard: bool = False  # names have namesakes, and passages other words
+  hard: bool = False  # entities have namesakes, and passages other words
 
   @functools.cached_property
   def kind_of(self) -> dict[str, str]:
@@ -148,7 +148,7 @@ def common_knowledge() -> World:
 def held_out() -> Set[Fact]:
   """Returns the facts of common knowledge that training never asks about.
 
-  They are three in ten, always the same.
+  They are three in ten of these facts, always the same.
   """
   keys = list(common_knowledge().facts)
   rng = np.random.default_rng(20254)

@@ -79,8 +79,8 @@ def _word(rng: np.random.Generator, part: str) -> str:
 def _words(rng: np.random.Generator, part: str, unseen: bool) -> Iterator[str]:
   """Yields distinct words for a part of a name, a key of `ENDINGS`.
 
-  They are all kept out of training if `unseen`, and otherwise none is; see
-  `is_unseen`. It ends when 1,000 draws in a row give no new word.
+  If `unseen`, all of them are kept out of training, and otherwise none of them
+  (`is_unseen`). The iterator ends when 1,000 draws in a row give no new word.
   """
   seen, misses = set(), 0
   while misses < 1000:
@@ -165,9 +165,9 @@ def with_namesakes(rng: np.random.Generator, kind: str, stems: Iterator[str]
 
 
 def stem(kind: str, name: str) -> str:
-  """Returns a name without the word that tells it from similar names.
+  """Returns a name without a namesake's addition: 'New Korvik' -> 'Korvik'.
 
-  A name without such a word is returned as it is.
+  A name without an addition is returned as it is.
   """
   for form in _FORMS[kind]:
     before, after = form.split('{}')

@@ -175,7 +175,7 @@ def _read(room: Classroom, shown: Sequence[Passage], here: str, relation: str,
 
 
 def _broken(here: str, thought: str, rng, eos: str) -> str:
-  """Returns a turn that a parser cannot read."""
+  """Returns a turn that is an invalid action, in one of three forms."""
   return (f'<think> {thought}</think>\n<search> {here}</answer>',
           f'<think> {thought}</think>\n{here}{eos}',
           f'{here} {eos}')[rng.integers(3)]
@@ -187,7 +187,7 @@ def _answer(thought: str, name: str) -> Piece:
 
 def _from_memory(world: facts.World, chain: facts.Chain, rng, recite: float
                 ) -> Piece:
-  """Returns an answer from memory, or a guess if nobody can know the facts.
+  """Returns an answer from memory, or a guess if the facts are fresh.
 
   `recite` is the probability that the thought has the facts of the chain.
   """

@@ -185,9 +185,8 @@ def _is_of(chain: facts.Chain, split: Split) -> bool:
   """Returns whether a chain of facts belongs to a split: 'train', 'test' or ''.
 
   The split '' has all chains. Chains about facts of this world alone belong to
-  all splits. Of the chains about common knowledge, which may have changed in
-  this world, those whose last fact is held out are for tests, and those without
-  a fact that is held out are for training.
+  all splits. A chain about common knowledge belongs to 'test' if its last fact
+  is held out, and to 'train' if none of its facts is (`facts.held_out`).
   """
   common = facts.common_knowledge().kind_of
   if not split or chain.start not in common:

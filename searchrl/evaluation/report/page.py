@@ -104,15 +104,14 @@ def _card(run: reading.Run) -> dict[str, Any]:
 
 def _described(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
               ) -> str:
-  """Returns the name of a row's score; with its engine, if there are several.
-  """
+  """Returns a text about a row's score, such as 'exact match, greedy, nq'."""
   engines = {row['engine'] for row in rows} - {'noise'}
   return (f'{evaluator.score_name(row)}, greedy, {row["set"]}'
           + f', {row["engine"]}' * (len(engines) > 1))
 
 
 def _losses(run: reading.Run) -> list[tuple[str, str, str]]:
-  """Returns a tuning's validation loss before and after, if it has one."""
+  """Returns (when, loss, label) of a tuning's first and last validation."""
   losses = [line['sft/val_loss'] for line in run.lines
             if 'sft/val_loss' in line]
   return [(where, f'{loss:.3f}', 'validation loss, nats a token')
@@ -121,14 +120,14 @@ def _losses(run: reading.Run) -> list[tuple[str, str, str]]:
 
 
 def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
-  """Returns a line about each rollback of a run: the reason, and its steps."""
+  """Returns two texts for each rollback of a run: the reason, and its steps."""
   return [(f'rolled back, and on with other questions: {record["why"]}',
            f'from step {record["at"]} to step {record["to"]}')
           for record in run.rollbacks]
 
 
 def _overview(runs: Sequence[reading.Run]) -> list[dict[str, str]]:
-  """Returns a row for each recipe: mean scores and deviations over its seeds."""
+  """Returns a row per recipe: means over its seeds; [] if there is one run."""
   result = []
   trained = [run for run in runs if run.steps]
   for same in plots.groups(trained).values() if len(runs) > 1 else ():
@@ -146,7 +145,7 @@ def _overview(runs: Sequence[reading.Run]) -> list[dict[str, str]]:
 
 
 def _compared(run: reading.Run) -> list[dict[str, Any]]:
-  """Returns a table with the scores before and after training side by side."""
+  """Returns [table of the scores before and after training], or []."""
   before, after = ({tuple(row[key] for key in evaluator.KEYS): row
                     for row in run.tables.get(where, [])}
                    for where in ('before', 'after'))
@@ -203,7 +202,7 @@ def _head(number: int, entry: reading.Entry) -> dict[str, Any]:
 
 
 def _segment(segment: tokens.Segment, golds: Sequence[str]) -> dict[str, Any]:
-  """Returns a part of a conversation, and the passages of its search."""
+  """Returns a part of a conversation as data for the page's script."""
   result: dict[str, Any] = {'role': segment.role, 'texts': segment.texts}
   for name in ('logprobs', 'ratios', 'advantages'):
     if values := getattr(segment, name):
@@ -222,7 +221,7 @@ def _segment(segment: tokens.Segment, golds: Sequence[str]) -> dict[str, Any]:
 
 
 def _number(value: float | None, digits: int = 5) -> float | str | None:
-  """Returns a number for JSON, rounded to some significant digits."""
+  """Returns a number of `digits` significant digits; a text for NaN and inf."""
   if value is None:
     return None
   return float(f'{value:.{digits}g}') if math.isfinite(value) else str(value)

@@ -62,12 +62,12 @@ class Panel(NamedTuple):
 
   svg: str
   # {'name': ..., 'points': [[x, y, step, mean, deviation], ...]} of each line.
-  # The place (x, y) is in shares of the width and height.
+  # The place (x, y) is in fractions of width and height, from the upper left.
   points: list[dict[str, Any]]
 
 
 def groups(runs: Sequence[reading.Run]) -> dict[str, list[reading.Run]]:
-  """Returns groups of runs that differ only in their seeds, by name."""
+  """Returns groups of trained runs that differ only in seeds, by name."""
   by_family = collections.defaultdict(list)
   for run in runs:
     if run.steps or run.updates:
@@ -138,7 +138,7 @@ def sets_left_out(runs: Sequence[reading.Run]) -> int:
 
 
 def _validated(runs: Sequence[reading.Run]) -> list[str]:
-  """Returns the metrics of validations, that of the mean over sets first."""
+  """Returns the metrics of greedy exact match by set; the mean's is first."""
   names = {name: None for run in runs for line in run.lines for name in line}
   return sorted(
       (name for name in names if re.fullmatch(r'val/.+/em/greedy', name)

@@ -56,7 +56,7 @@ class Run:
 
   @functools.cached_property
   def rollbacks(self) -> list[dict[str, Any]]:
-    """The run's rollbacks, the oldest first: at, to and why they were made."""
+    """Rollbacks in order of time: {'at': step, 'to': step, 'why': reason}."""
     file = self.folder / _ROLLBACKS
     return [json.loads(line) for line in file.read_text().splitlines()
            ] if file.exists() else []
@@ -74,7 +74,7 @@ class Run:
 
   @property
   def _evaluations(self) -> dict[str, pathlib.Path]:
-    """Folders of evaluations by 'before', 'step 20' or 'after', in order."""
+    """Folders of evaluations, in order of time: before, step 20, after."""
     order = {'before': 0, 'after': 2}
     names = sorted((path.name for path in self.folder.glob('evaluation/*')
                     if path.is_dir()),
@@ -89,7 +89,12 @@ class Run:
 
   @property
   def sources(self) -> dict[str, list[pathlib.Path]]:
-    """Files of trajectories by 'step 12' or 'after', in order of time."""
+    """Files of trajectories. All training steps come before all evaluations.
+
+    The keys are 'step 12' for a training step, 'evaluated before', 'evaluated
+    step 20' or 'evaluated after' for an evaluation of a run, and 'evaluated' if
+    the folder is that of an evaluation.
+    """
     result = {f'step {int(file.name[5:11])}': [file] for file in sorted(
         self.folder.glob('trajectories/step_*.jsonl.gz'))}
     for where, folder in self._evaluations.items():
@@ -168,7 +173,7 @@ def entries(runs: Sequence[Run], most: int) -> tuple[list[Entry], int]:
 
 
 def entries_of(run: Run, where: str) -> Iterator[Entry]:
-  """Yields all trajectories of one of the `sources` of a run."""
+  """Yields a run's entries from the files of `where`, a key of `sources`."""
   return _entries(run, where, run.sources[where])
 
 
@@ -240,7 +245,7 @@ def _count(file: pathlib.Path) -> int:
 
 
 def _learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
-  """Returns `records.read_learned`, or a ValueError that names the file."""
+  """Calls `records.read_learned`; a ValueError names the file if damaged."""
   try:
     return records.read_learned(file)
   except (EOFError, OSError, zlib.error, ValueError) as error:

@@ -36,11 +36,11 @@ class Story:
 
 
 def stories(runs: Sequence[reading.Run]) -> list[Story]:
-  """Returns questions whose scores improved most by training.
+  """Returns up to three questions whose scores improved most by training.
 
-  They are from the first run that has both evaluations. There is at most one
-  for each number of hops, in descending order: the question with the largest
-  gain, and among equals the one with the most searches after training.
+  They are from the first run with evaluations before and after training. There
+  is one for each number of hops, the most hops first: the question with the
+  largest gain above 0. Of equal gains, that with most turns after training wins.
   """
   for run in runs:
     if not all(where in run.sources for where in _WHERE):

@@ -19,13 +19,13 @@ class Segment:
   """Consecutive tokens that were written by the policy or the environment."""
 
   role: str  # PROMPT, POLICY or OBSERVATION
-  texts: tuple[str, ...]  # a text per token; together they are the whole text
+  texts: tuple[str, ...]  # a text per token, or the whole text as one
   # Log-probs of the sampler, in nats; only the policy has them.
   logprobs: tuple[float, ...] = ()
   # Ratios of learner to sampler, and advantages; () where the learner has none.
   ratios: tuple[float, ...] = ()
   advantages: tuple[float, ...] = ()
-  trained: bool | None = False  # the loss is over them; None: not recorded
+  trained: bool | None = False  # True: in the loss; None: not recorded
   turn: Turn | None = None  # None: the prompt
 
 
@@ -71,7 +71,7 @@ def _policy_segment(turn: Turn, tokenizer: tokenizers.Tokenizer | None,
 
 def _texts(ids: Sequence[int], text: str,
            tokenizer: tokenizers.Tokenizer | None) -> tuple[str, ...]:
-  """Returns a text per token, or the whole as one without ids or a tokenizer.
+  """Returns a text per token, or (text,) if there are no ids or no tokenizer.
 
   If a character consists of several tokens, the last of them has it as its
   text, and the others have ''. The text of a special token is its name.

@@ -78,7 +78,7 @@ def in_chat(tokenizer) -> Dialogue:
 def with_tool(tokenizer) -> Dialogue:
   """Returns the dialogue of a proposer that searches by tool calls of a chat.
 
-  It is that of Dr. Zero.
+  Dr. Zero's proposer searches in this way.
 
   Raises:
     ValueError: There is no chat template, or it cannot frame this protocol.

@@ -1,6 +1,6 @@
 # Copyright The searchrl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""An oracle of a generated world: finds what a question asks and the answer."""
+"""An oracle of a generated world: finds the facts that answer a question."""
 
 import re
 

@@ -58,8 +58,10 @@ class Form:
 
   gate: float  # 1 if the proposal passes the gate; if 0, the score is 0
   think: float  # share of turns that begin with a thought
-  tool: float  # searches made, relative to the requested hops
-  grounding: float  # 1 for a short answer that occurs in the text read
+  # (1 + searches) / requested hops, at most 1. Without searches, or after a
+  # failed one, it is 1 for one hop and 0 for more.
+  tool: float
+  grounding: float  # 1 or 0.5 if the answer occurs in the text read, else 0
 
   @property
   def score(self) -> float:
@@ -125,7 +127,10 @@ def leaks(answer: str, question: str) -> bool:
 
 
 def _plain(text: str) -> str:
-  """Returns only letters, vowel signs and digits, in lower case, no accents."""
+  """Returns the letters, vowel signs and digits of a text, in lower case.
+
+  Accents, spaces and other characters are left out: 'Café, 1!' -> 'cafe1'.
+  """
   return ''.join(  # per character: sorting many accents takes quadratic time
       part for char in text
       for part in unicodedata.normalize('NFKD', char).casefold()
@@ -207,7 +212,7 @@ def parabola(right: int, attempts: int) -> float:
 
 
 def mixed(right: int, attempts: int) -> float:
-  """Returns the difficulty 1 if some attempts are right and some wrong, else 0.
+  """Returns 1 if some attempts at a question are right and some wrong, else 0.
 
   Source: SQLM, arXiv:2508.03682.
   """

@@ -47,8 +47,8 @@ class Proposer:
   weights: Any  # weights as the sampler's sync returns them
   search: SearchFn
   play: solver.Solver
-  attempts: int
-  seed: int
+  attempts: int  # number of the solver's attempts per question
+  seed: int  # random seed of the run
 
 
 def load(config, corpus: Any, run: str) -> Proposer:

@@ -26,8 +26,8 @@ _PARTS = ('gate', 'think', 'tool', 'grounding', 'difficulty', 'pass_rate')
 class Truth(NamedTuple):
   """Facts about a proposal that an oracle of the generated world knows."""
 
-  true: bool  # the answer is right; False for a senseless question
-  needed: int  # hops that the question takes; 0 for a senseless one
+  true: bool  # True: the answer is right; False also if a question has no sense
+  needed: int  # hops that the question takes; 0 if it has no sense
 
 
 Oracle = Callable[[Question], Truth]

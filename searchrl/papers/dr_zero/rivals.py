@@ -25,8 +25,8 @@ _EMPTY = 0.1  # count for an n-gram order without a match (nltk's method1)
 def majority(attempts: Sequence[Trajectory]) -> tuple[str, float]:
   """Returns the most common answer, and the share of the attempts that gave it.
 
-  Answers are compared after normalisation. If several are equally common, it is
-  the first. Without any answer, the result is ('', 0).
+  Answers are compared after normalisation. Of several equally common answers,
+  the first counts. Without any answer, the result is ('', 0).
   """
   answers = [(rewards.normalise(t.answer), t.answer) for t in attempts
              if t.answer and rewards.normalise(t.answer)]
@@ -39,8 +39,8 @@ def majority(attempts: Sequence[Trajectory]) -> tuple[str, float]:
 def agreement(trajectories: Sequence[Trajectory]) -> list[Scores]:
   """Returns a reward for each trajectory: 1 if it agrees with the majority.
 
-  Trajectories of one question form a group. The reward is 1 for the most common
-  answer of the group, else 0.
+  The trajectories of one question form a group. The reward is 1 for the most
+  common answer of the group, and 0 for any other or none.
 
   Source: the reward of SQLM's solver.
   """

@@ -16,7 +16,7 @@ def role_config(config: Any, role: str) -> Any:
   """Returns the config of the training run of one role of self-play.
 
   It has the role's own part of the config, and the fields that roles share. The
-  slots of rollouts follow the memory if nothing has set them.
+  fields of _FOLLOW_MEMORY still depend on the memory if nothing has set them.
 
   Args:
     config: Config of self-play; see configs/drzero.py.

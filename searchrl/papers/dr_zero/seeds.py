@@ -39,7 +39,7 @@ def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
     name: Prefix of the uids.
 
   Returns:
-    A question for each seed. Its text is the task for the proposer, as of
+    A question for each seed. Its text is the task for the proposer, from
       `proposals.ask`, and it has no answers.
 
   Raises:

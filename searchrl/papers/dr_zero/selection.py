@@ -95,8 +95,8 @@ def checked(selected: Selected, tried: Sequence[tuple[int, int]]) -> Selected:
 
   Args:
     selected: Selection from `select`.
-    tried: Numbers of right answers, with evidence and without, for each
-      question of the selection.
+    tried: For each kept question, the number of right answers with evidence
+      and the number of right answers without it.
 
   Source: the check in a public fork of Dr. Zero's code, which tries three times
   with the evidence and three times without.

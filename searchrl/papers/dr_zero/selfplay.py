@@ -67,7 +67,7 @@ def run(config, workdir: str) -> None:
 
 
 def _finished(folder: pathlib.Path, iterations: int) -> int:
-  """Returns the number of iterations, with those of an earlier, longer game."""
+  """Returns `iterations`, or more if an earlier command has finished more."""
   while (folder / f'iteration_{iterations + 1}/solver/summary.txt').exists():
     iterations += 1
   return iterations
@@ -147,7 +147,7 @@ class _Iterations:
   def _load(self, run: str, number: int = 1) -> propose.Proposer:
     """Loads the proposer of a run, with the solver that an iteration starts at.
 
-    run '' loads the proposer before any training.
+    If `run` is '', the proposer is loaded as it was before any training.
     """
     return propose.load(self._phase('proposer', number, ''), self._corpus, run)
 
@@ -213,7 +213,7 @@ def _world(config) -> facts.World | None:
 
 
 def _check(config) -> None:
-  """Raises a ValueError if an option is out of range."""
+  """Raises a ValueError if self-play cannot run with the config."""
   config_checks.check(config)
   for role in roles.ROLES:
     config_checks.check(config[role])

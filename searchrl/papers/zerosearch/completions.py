@@ -89,9 +89,9 @@ class Completions:
             **self._calls.pop()}
 
   def wait(self) -> None:
-    """Waits until a server answers a short call and a load that failed before.
+    """Waits until a server answers a short call and the largest failed load.
 
-    The load is the largest one that failed, as texts to complete at a time.
+    A load is the number of texts that were to be completed at a time.
 
     Raises:
       ConnectionError: No server has answered within `pause_secs`, or one does
@@ -121,9 +121,9 @@ class Completions:
 
 
 def read_any(body: bytes) -> tuple[str, int]:
-  """Returns '' and 0 for every chat completion, also one without a text.
+  """Returns '' and 0 for every chat completion, even for one without a text.
 
-  Its one token may be white space, or the beginning of a thought.
+  The one token of a short call may be white space, or begin a thought.
 
   Raises:
     Malformed: The body is not a chat completion.

@@ -38,9 +38,9 @@ def pairs(trajectories: Iterable[Trajectory],
           is_right: Callable[[Trajectory], bool]) -> list[Pair]:
   """Returns the queries of some trajectories, each with its passages.
 
-  Passages without title and text are left out. So are searches that found
-  nothing else, turns with several queries, because the passages cannot be
-  assigned to one of them, and trajectories that ended because a search failed.
+  Passages without title and text are left out, and searches that found only
+  such passages. Turns with several queries are left out, because the passages
+  cannot be assigned to a query. So are trajectories that a failed search ended.
 
   Args:
     trajectories: Trajectories of the policy.
@@ -59,7 +59,7 @@ def pairs(trajectories: Iterable[Trajectory],
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:
-  """Returns the first of the pairs with equal queries, in their order.
+  """Returns the first pair of each query, in the order of the pairs.
 
   Queries are equal if their texts and their questions are equal. The pair that
   is kept counts as useful if any pair with the same query is useful.
@@ -102,7 +102,10 @@ def example(pair: Pair, prompts: Prompts, *, titled: bool,
     prompts: Prompts of the simulated engine, of which one fits the pair.
     titled: If True, the documents begin with their titles.
     chat: If True, the prompt is a user message after an empty system message,
-      as in ZeroSearch's code. If False, the documents continue the prompt's text.
+      as in ZeroSearch's code. If False, the documents continue the prompt.
+
+  Raises:
+    ValueError: The prompt has the question's answer, but there is none.
   """
   query = Query(pair.query, len(pair.passages), pair.question)
   prompt = prompts.of(documents.Task(query, pair.useful, 0))

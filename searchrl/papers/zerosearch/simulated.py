@@ -5,10 +5,9 @@
 A config names this engine as 'searchrl.papers.zerosearch.simulated:make'.
 
 Source: ZeroSearch, arXiv:2505.04588, section 3. Its code looks up the question
-  and answer of a query by the number of the query's row, but counts only the
-  rows that search. If a row does not search, the queries of later rows
-  therefore get the question and answer of another row. Here each query carries
-  its own question and answer.
+and answer of a query by the number of the query's row, but counts only the rows
+that search. If a row does not search, the queries of later rows therefore get
+the question and answer of another row. Here each query carries its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +80,7 @@ class Simulated:
   """A search engine that a writer simulates, as in ZeroSearch.
 
   It is a SearchFn. The writer, a language model or an oracle, is asked for
-  useful or for noisy documents, and the id of a passage begins with this word.
+  useful or for noisy documents. Ids of passages begin with 'useful' or 'noisy'.
   `pop` returns metrics, and `wait` waits while the writer is out of service.
 
   Args:

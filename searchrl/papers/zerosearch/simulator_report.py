@@ -79,7 +79,7 @@ def _quality(compared: Sequence[Compared], name: str) -> dict[str, Any]:
   well-formed: Fraction of texts that are lists of documents. Only these are
     used for the other values.
   documents: Mean number of documents per list.
-  words, and words, sd: Mean and standard deviation of a document's words.
+  words; words, sd: Mean and standard deviation of a document's words.
   repeated: Fraction of lists that contain a document twice.
   auc: Area under the ROC curve of a classifier that distinguishes these
     documents from the real ones for the same queries.
