@@ -125,8 +125,8 @@ class Tool:
   # JSON schema of the arguments, which is an object.
   parameters: Mapping[str, Any] = dataclasses.field(hash=False)
   call: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-  # Function that returns `call`, for a tool that needs something of the run: some
-  # of the keywords corpus, tokenizer, result_tokens and seed.
+  # Function that returns `call`, for a tool that needs something of the run. It
+  # has some of the keywords corpus, tokenizer, result_tokens and seed.
   bind: Callable[..., Callable[[Sequence[Any]], Sequence[Any]]] | None = None
 
   @property
@@ -356,8 +356,8 @@ def collate(
   """Makes a Batch: copies trajectories, in order, into arrays of fixed shape.
 
   Args:
-    trajectories: Finished trajectories with rewards. Observations after the
-      last action are cut, because nothing is learned from them.
+    trajectories: Finished trajectories with rewards. Void ones need no reward,
+      and are not trained on. Observations after the last action are cut.
     group_ids: Hashable key of each trajectory. Equal keys share a baseline.
     policy_step: Number of updates so far of the policy that this batch will
       train. Rows of an earlier policy are marked off-policy.
@@ -412,7 +412,7 @@ def collate(
 
 
 def _used(context: Trajectory) -> tuple[int, tuple[bool, ...]]:
-  """Returns the number of tokens up to the last sampled one, and loss_mask."""
+  """Returns the number of tokens up to the last sampled one, and the mask."""
   mask = context.loss_mask
   sampled = np.flatnonzero(mask)
   return int(sampled[-1]) + 1 if sampled.size else 0, mask

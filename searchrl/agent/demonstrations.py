@@ -23,9 +23,9 @@ def right(trajectories: Sequence[Trajectory],
     reward: Reward function. An answer is right if its reward is 1.
     most: Maximum number of right trajectories of a question. Only its first
       ones are kept, in the order of `trajectories`.
-    balance: Limit of the trajectories of a hop count. At 2, a hop count keeps
-      its first ones, up to twice as many as the rarest hop count has right. 0:
-      no limit.
+    balance: Limit for each hop count, as a multiple of the rarest. At 2, a hop
+      count keeps its first trajectories, at most twice as many as the rarest
+      hop count has after `most` is applied. 0: no limit.
 
   Source: Yuan et al. 2023, arXiv:2308.01825; the baseline of Search-R1.
   """
@@ -83,7 +83,7 @@ def _action(turn: Turn, tokenizer, trained: bool) -> list[Segment]:
 
   Usually it is one segment. If the policy wrote the name of a special token as
   ordinary text, the text is cut there, because otherwise the name would be
-  encoded as the special token. `trained` is True if they are trained on.
+  encoded as the special token. `trained` is the segments' flag.
   """
   unread = tokenizer.decode(turn.action_tokens).removeprefix(turn.text)
   text = tokenizer.write(turn.action_tokens).removesuffix(unread)

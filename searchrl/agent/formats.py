@@ -93,7 +93,7 @@ def _is_in_order(text: str, next_of: dict[str, tuple[str, ...]],
 
 
 def opens_thought(prompt: str) -> bool:
-  """Returns whether a prompt ends with an open <think>."""
+  """Returns whether a prompt ends with <think>, and perhaps white space."""
   return prompt.rstrip().endswith('<think>')
 
 

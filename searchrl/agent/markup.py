@@ -86,7 +86,7 @@ def _has_bracket(text: str) -> bool:
 
 
 def _visible(text: str) -> str:
-  """Returns the text in NFC, without control characters and surplus marks."""
+  """Returns the text in NFC, without controls and surplus combining marks."""
   if text.isascii():
     return _CONTROLS_OF_ASCII.sub('', text)
   for c in set(text) - {'\n', '\t'}:
@@ -118,7 +118,7 @@ def _thinned(marks: re.Match) -> str:
 
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:
-  """Returns the text with its characters folded, and their indices in `text`."""
+  """Returns the text as `_folded`, and each character's index in `text`."""
   folded = {c: _folded(c) for c in set(text) if c >= '\x80'}
   if all(len(characters) == 1 for characters in folded.values()):
     changed = {ord(c): other for c, other in folded.items() if c != other}

@@ -81,7 +81,10 @@ def parse_tags(text: str, tools: Sequence[Tool] = ()) -> Action:
 
 
 def tag_example(tool: Tool) -> str:
-  """Returns the text that a prompt shows between a tool's tags: query, ..."""
+  """Returns the arguments that a prompt shows as an example in a tool's tags.
+
+  For a search, it is 'query'; for several arguments, '{"a": ..., "b": ...}'.
+  """
   required = tool.parameters.get('required', ())
   if {*required} <= {tool.first_parameter}:
     return tool.first_parameter.removesuffix('_list')

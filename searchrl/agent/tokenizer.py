@@ -173,8 +173,8 @@ class Tokenizer:
   def write(self, ids: Sequence[int], *, first: bool = False) -> str:
     """Returns the text of ids, including special tokens, for data files.
 
-    `encode` of the text gives these ids again, if they are how the tokenizer
-    splits it. If they begin a sequence, `encode_first` does.
+    `encode` turns the text into these ids again, if the tokenizer splits it in
+    the same way. If the ids begin a sequence, `encode_first` does so instead.
 
     Args:
       ids: Ids to decode.
@@ -272,10 +272,10 @@ class Tokenizer:
     return self._ids([self._anchor])[0]
 
   def _find_anchor(self) -> str:
-    """Returns a character to put before a text, so that it gets no space.
+    """Returns a character that takes the space which is put before a text.
 
-    No tokenizer has learned to merge this character with others. The result is
-    '' if the tokenizer puts no space before a text.
+    It is written before a text, so that the tokenizer puts its space before the
+    character. It merges with no other. It is '' if the tokenizer puts no space.
     """
     alone, word, both = self._ids(['\x01', 'a', '\x01a'])
     puts_space = self.decode((*alone, *word)) == self.decode(alone) + ' a'
@@ -315,7 +315,7 @@ def plain_start(text: str, tokenizer: Any) -> str:
 
 
 def _piece_reader(decoder) -> Callable[[str], bytes]:
-  """Returns a function from an entry of the vocabulary to its bytes."""
+  """Returns a function from an entry of the vocabulary to its UTF-8 bytes."""
   join = ' '.join if decoder is None else decoder.decode
   if _is_byte_level(decoder):
     to_byte = {c: b for b, c in _byte_characters().items()}
@@ -335,7 +335,7 @@ def _piece_reader(decoder) -> Callable[[str], bytes]:
 
 
 def _is_byte_level(decoder) -> bool:
-  """Returns whether each character of the vocabulary represents a byte."""
+  """Returns whether a decoder reads each character as a byte, as GPT-2's."""
   return decoder is not None and decoder.decode(['Ġ']) == ' '
 
 

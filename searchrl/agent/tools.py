@@ -73,9 +73,9 @@ def native(tokenizer, tools: Sequence[Tool] = (SEARCH,)) -> Dialogue:
 
 
 def solver_template() -> str:
-  """Returns Search-R1's prompt with tool_call for search in its tags.
+  """Returns Search-R1's prompt with other tags: Dr. Zero's and DSPO's prompt.
 
-  Likewise, tool_response replaces information. Dr. Zero and DSPO use it.
+  <tool_call> replaces <search>, and <tool_response> replaces <information>.
   """
   text = dialogues.verbatim('search_r1_prompt.txt').removesuffix('\n')
   for old, new in (('search', 'tool_call'), ('information', 'tool_response')):

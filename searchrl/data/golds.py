@@ -46,8 +46,8 @@ def read(value: Any, *, are_needed: bool = True) -> tuple[str, ...]:
       none, and those that are null or blank are left out.
 
   Raises:
-    TypeError, ValueError: The value has parts of other types. Or it is needed,
-      but a part is null or blank, or there is nothing that an answer can match.
+    TypeError, ValueError: The value has parts of other types. Or answers are
+      needed, but one is null or blank, or none can be matched by any answer.
   """
   answers = [text(answer) for answer in _answers(_unpacked(value))]
   if are_needed and not all(map(str.strip, answers)):
@@ -137,7 +137,7 @@ def number(value: _NUMBERS) -> str:
 
 
 def _answers(value: Any) -> Iterator[str]:
-  """Yields the answers of a value that is a text, a list or a mapping."""
+  """Yields the answers in a text, number, list or mapping, as texts."""
   if isinstance(value, str):
     yield _YEAR.sub(r'\1', value) if _YEAR.fullmatch(value) else value
   elif isinstance(value, _NUMBERS) and not isinstance(value, bool):

@@ -116,10 +116,10 @@ def _in_folder(folder: pathlib.Path, field: str) -> list[File]:
 
 
 def has_questions(file: pathlib.Path) -> bool:
-  """Returns whether the first row of a file is a question.
+  """Returns whether a file has questions, by its columns or its first row.
 
-  Passages and conversations are none, even with a key 'question'. Tables in csv
-  or tsv are always taken to have questions.
+  Passages are none, nor are conversations, even with a key 'question'. Tables
+  in csv or tsv are always taken to have questions.
   """
   if file.suffix in _SEPARATORS:
     return True  # nothing else is read from such a table
@@ -147,7 +147,7 @@ def _has_form(names: Collection[str], file: pathlib.Path) -> bool:
 def check_differ(names: Sequence[str], field: str) -> None:
   """Raises a ValueError if two names are equal.
 
-  It names `field`, the config field that lists the named files.
+  The error names `field`, the config field that has the names.
   """
   twice = [n for n, count in collections.Counter(names).items() if count > 1]
   if twice:

@@ -47,10 +47,9 @@ def difference(first: Sequence[Score], second: Sequence[Score],
   """Returns the mean difference of two methods' scores on common questions.
 
   It comes with a bootstrap interval and McNemar's exact p. Several samples of a
-  question count as their mean. For p, two numbers are compared: the questions
-  that only the first method answers right, and those that only the second does.
-  Right means a mean of at least one half. With F1, the numbers are those of the
-  questions that the first, or the second, method answers better.
+  question count as their mean. For p, a question counts for the method that
+  alone answers it right, with a mean score of at least one half. With F1, it
+  counts for the method with the higher mean.
 
   Args:
     first: Scores of the first method.

@@ -5,8 +5,8 @@
 A case is a set of questions with one search engine and one way of decoding.
 Each set has a row of scores, and one row per hop count if its questions have
 several. One more row has the mean over several sets, with equal weights. Sets
-about common knowledge are left out of it, because they can be answered from
-memory.
+about common knowledge are left out of the mean, because they can be answered
+from memory.
 """
 
 from collections import defaultdict
@@ -96,7 +96,7 @@ def run(
   Args:
     sampler: Sampler of the answers.
     params: Parameters of the policy.
-    cases: Cases to run.
+    cases: Cases to run. If there is a folder, their names must differ.
     step: Seed of the sampled cases; equal steps give equal samples.
     samples: Number of samples per question, in sampled cases of the agent.
     templates: Prompt templates of other methods; see `agent.prompts`.

@@ -64,8 +64,8 @@ class Row:
 class Setting:
   """A named set of config values that a paper or its published scripts fix.
 
-  The attributes are the keys of a setting in the module's docstring, and `rows`
-  has what stands there under the keys `ours` and `set`.
+  The attributes are the keys of a setting in the module's docstring. `rows` has
+  the values under the keys `ours` and `set`.
   """
 
   about: str

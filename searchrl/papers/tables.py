@@ -69,7 +69,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> dict[str, Any]:
-  """Returns a table by its name."""
+  """Returns the content of a table's file; see `names` for its name."""
   return tomllib.loads((_HERE / f'{name}.toml').read_text('utf-8'))
 
 
@@ -375,7 +375,7 @@ def _table_of(folder: pathlib.Path) -> pathlib.Path | None:
 def _is_there(folder: str) -> bool:
   """Returns whether a folder has scores or a model.
 
-  They may be in a subfolder: a run of a sweep.
+  They may also be in a direct subfolder, such as that of a sweep's run.
   """
   place = pathlib.Path(folder)
   return any(_table_of(folder) or (folder / 'model').is_dir()

@@ -67,7 +67,7 @@ class Atlas:
 
 @functools.lru_cache(maxsize=2**17)
 def folded(text: str) -> str:
-  """Returns a text in lower case, without accents."""
+  """Returns a text in lower case, without accents and outer white space."""
   return without_accents(text).casefold().strip()
 
 

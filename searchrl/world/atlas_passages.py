@@ -137,7 +137,7 @@ def _about(atlas: Atlas, entity: Entity, seed: int) -> Iterator[Passage]:
 
 def _text(atlas: Atlas, entity: Entity, facts: Mapping[str, Fact],
           stated: list[Fact], draw: random.Random) -> str:
-  """Returns the sentences about some facts."""
+  """Returns the text of a passage that states the facts in `stated`."""
   sentences = []
   opening = _FIRST.get((entity.kind, ''))
   if opening and (entity.kind, stated[0].relation) not in _FIRST:

@@ -186,8 +186,7 @@ def draw(atlas: Atlas, passages: Sequence[Passage], keys: Iterable[str],
 def chains(atlas: Atlas, key: str) -> Iterator[tuple[Fact, ...]]:
   """Yields the chains of at most three facts that begin with the entity `key`.
 
-  No entity occurs twice in a chain. The first fact is one about which
-  questions may be asked.
+  No entity occurs twice in a chain. The first fact of a chain has `is_asked`.
   """
   unfinished: list[tuple[Fact, ...]] = [()]
   while unfinished:
@@ -234,7 +233,7 @@ class _Writer:
 
   def take(self, by_kind: Mapping[Any, Sequence[tuple[Fact, ...]]], count: int
           ) -> list[AtlasQuestion]:
-    """Returns questions, about the same number for each kind of chain."""
+    """Returns up to `count` questions, equally many per kind where possible."""
     waiting = {kind: filter(None, map(self.write, self._ordered(group)))
                for kind, group in sorted(by_kind.items())}
     result: list[AtlasQuestion] = []

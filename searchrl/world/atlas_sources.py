@@ -252,7 +252,10 @@ def _counties(draft: _Draft, cache: Any, states: Mapping[str, str]) -> None:
 def _cities(draft: _Draft, cache: Any, small: int, seed: int,
             countries: Mapping[str, Sequence[str]], states: Mapping[str, str]
            ) -> dict[str, list[dict[str, Any]]]:
-  """Adds cities, and returns the rows and keys of each country's cities."""
+  """Adds the cities, and returns their rows by country, each with its 'key'.
+
+  All large cities are added, all capitals, and `small` random small cities.
+  """
   rows = sorted(cache.get_cities().values(),
                 key=lambda row: (-row['population'], row['geonameid']))
   rows = _without_namesakes_nearby(rows, countries, states)
@@ -362,7 +365,7 @@ def _capitals(draft: _Draft, cache: Any, codes: Any,
 
 def _named(rows: Sequence[Mapping[str, Any]], name: str
           ) -> Mapping[str, Any] | None:
-  """Returns the city with a name, or else the largest city with this alias."""
+  """Returns the city with a name, else the largest with this alias, or None."""
   folded = atlas_facts.folded(name)
   named = (row for row in rows if atlas_facts.folded(row['name']) == folded)
   called = (row for row in rows if name in row['alternatenames'])
@@ -427,7 +430,7 @@ def _airports(draft: _Draft, rows: Mapping[str, Mapping[str, Any]],
 
 
 def _airport_name(row: Mapping[str, Any]) -> str:
-  """Returns an airport's name without parentheses, perhaps with 'Airport'."""
+  """Returns an airport's name without parentheses: 'X (old)' -> 'X Airport'."""
   name = ' '.join(re.sub(r'\([^)]*\)', ' ', row['name']).split())
   is_clear = re.search('(?i)air|aero|field|base|port|strip', name)
   return name if is_clear else f'{name} Airport'
@@ -435,7 +438,7 @@ def _airport_name(row: Mapping[str, Any]) -> str:
 
 def _nearby(rows: Iterable[Mapping[str, Any]], airport: Mapping[str, Any]
            ) -> Mapping[str, Any] | None:
-  """Returns the city that an airport serves, if name and position agree."""
+  """Returns the city that an airport serves by name and place, or None."""
   name = atlas_facts.folded(airport['city'])
   return next((
       row for row in rows

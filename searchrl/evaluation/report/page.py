@@ -111,7 +111,7 @@ def _described(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 
 
 def _losses(run: reading.Run) -> list[tuple[str, str, str]]:
-  """Returns (when, loss, label) of a tuning's first and last validation."""
+  """Returns (when, loss, label) of the first and last validation, or []."""
   losses = [line['sft/val_loss'] for line in run.lines
             if 'sft/val_loss' in line]
   return [(where, f'{loss:.3f}', 'validation loss, nats a token')
@@ -127,7 +127,7 @@ def _rolled_back(run: reading.Run) -> list[tuple[str, str]]:
 
 
 def _overview(runs: Sequence[reading.Run]) -> list[dict[str, str]]:
-  """Returns a row per recipe: means over its seeds; [] if there is one run."""
+  """Returns a row per recipe: mean scores over its seeds; [] for one run."""
   result = []
   trained = [run for run in runs if run.steps]
   for same in plots.groups(trained).values() if len(runs) > 1 else ():

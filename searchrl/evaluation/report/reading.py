@@ -63,10 +63,10 @@ class Run:
 
   @functools.cached_property
   def tables(self) -> dict[str, list[dict[str, Any]]]:
-    """Rows of evaluations in order of time, by name.
+    """Rows of each evaluation, by its name, in order of time.
 
     The names are 'before', 'step 20' and 'after'. The name is '' if the folder
-    is that of an evaluation.
+    is itself that of an evaluation.
     """
     folders = {'': self.folder} | self._evaluations
     return {where: rows for where, folder in folders.items()
@@ -74,7 +74,7 @@ class Run:
 
   @property
   def _evaluations(self) -> dict[str, pathlib.Path]:
-    """Folders of evaluations, in order of time: before, step 20, after."""
+    """Folders of evaluations by name, in order: before, step 20, after."""
     order = {'before': 0, 'after': 2}
     names = sorted((path.name for path in self.folder.glob('evaluation/*')
                     if path.is_dir()),

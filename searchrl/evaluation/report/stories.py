@@ -40,7 +40,7 @@ def stories(runs: Sequence[reading.Run]) -> list[Story]:
 
   They are from the first run with evaluations before and after training. There
   is one for each number of hops, the most hops first: the question with the
-  largest gain above 0. Of equal gains, that with most turns after training wins.
+  largest gain above 0 or, among equal gains, with the most turns afterwards.
   """
   for run in runs:
     if not all(where in run.sources for where in _WHERE):
@@ -72,7 +72,7 @@ def _story(run: reading.Run, *entries: reading.Entry) -> Story:
 
 
 def calls(trajectory: Trajectory) -> str:
-  """Returns what was called, such as '2 searches, 1 call of calculate'."""
+  """Returns the calls as a text, such as '2 searches, 1 call of calculate'."""
   searches = trajectory.searches
   tools = collections.Counter(
       turn.action.kind for turn in trajectory.turns if turn.observation_tokens
@@ -101,5 +101,5 @@ def _side(entry: reading.Entry) -> dict[str, Any]:
 
 
 def _cut(text: str) -> str:
-  """Returns the beginning of a text."""
+  """Returns the beginning of a text, and … if it is cut."""
   return text[:_PASSAGE] + '…' * (len(text) > _PASSAGE)

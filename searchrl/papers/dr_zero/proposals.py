@@ -118,8 +118,8 @@ def leaks(answer: str, question: str) -> bool:
 
   It does if the normalised answer is part of the normalised question, as in Dr.
   Zero's code. It also does if this holds without accents, punctuation and
-  spaces, for an answer that then has at least four characters. An answer
-  without any letter or digit always counts as revealed.
+  spaces, for an answer that then has at least four characters. An answer of
+  articles alone, or without a letter or digit, always counts as revealed.
   """
   plain = _plain(answer)
   return (rewards.normalise(answer) in rewards.normalise(question)

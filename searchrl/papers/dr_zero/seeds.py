@@ -39,8 +39,8 @@ def draw(corpus: Any, tokenizer: Any, *, first: int, count: int,
     name: Prefix of the uids.
 
   Returns:
-    A question for each seed. Its text is the task for the proposer, from
-      `proposals.ask`, and it has no answers.
+    A question for each seed, without answers. Its text is the proposer's task,
+    as `proposals.ask` writes it.
 
   Raises:
     ValueError: The shares are empty or negative, or all are 0.

@@ -246,7 +246,7 @@ def _check(config) -> None:
 
 
 def _check_proposing(config) -> None:
-  """Raises a ValueError if documents or evidence do not fit the prompts."""
+  """Raises a ValueError if documents do not fit, or an option is wrong."""
   role = roles.role_config(config, 'proposer')
   folder, options = policy.folder_of(role), config.selfplay
   longest = options.document_tokens * bool(options.documents) + len(

@@ -91,7 +91,7 @@ class Completions:
   def wait(self) -> None:
     """Waits until a server answers a short call and the largest failed load.
 
-    A load is the number of texts that were to be completed at a time.
+    A load is several texts to complete at the same time; see `recovery_probe`.
 
     Raises:
       ConnectionError: No server has answered within `pause_secs`, or one does

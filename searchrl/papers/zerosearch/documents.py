@@ -44,7 +44,7 @@ class Malformed(ValueError):
 def task(query: Query, *, noise: float, seed: int) -> Task:
   """Returns the Task that asks a writer for useful or noisy documents.
 
-  The draw and the task's seed depend only on the run's seed and on the query's
+  The choice and the task's seed depend only on the run's seed and the query's
   step, question, sample, turn and text. Other queries and their order do not
   affect them.
 

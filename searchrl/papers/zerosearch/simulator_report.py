@@ -39,8 +39,8 @@ def report(compared: Sequence[Compared]) -> dict[str, Any]:
       search is for instance '2 of 3', the second search of questions of 3 hops.
       A row has the number n of its queries, and for each quality of documents
       the share of queries whose documents contain a gold answer. The last two
-      rows are for all last searches, and for all earlier ones; there, a gold
-      answer is a leak.
+      rows are for all searches of a last hop, and for all earlier searches,
+      where a gold answer is a leak.
     qualities: One row for each of QUALITIES, with the number, the length and
       the form of the documents.
   """
@@ -101,11 +101,11 @@ def _quality(compared: Sequence[Compared], name: str) -> dict[str, Any]:
 
 def separability(real: Sequence[str], written: Sequence[str],
                  groups: Sequence[str]) -> float | None:
-  """Returns the area under the ROC curve of a classifier on held-out texts.
+  """Returns the area under the ROC curve of a classifier of two kinds of texts.
 
   The classifier is a logistic regression on the tf-idf of character trigrams,
-  in five-fold cross-validation. At 0.5 it cannot distinguish the two kinds; at
-  1 it always does.
+  in five-fold cross-validation: it is tested on texts held out from training.
+  At 0.5 it cannot distinguish the two kinds; at 1 it always does.
 
   Args:
     real: Texts of one kind.
