@@ -193,9 +193,9 @@ def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
 
 
 def topic(world: World, chain: Chain) -> Topic | None:
-  """Returns the topic of a chain: whether a model's memory knows its answer.
+  """Returns the topic of a chain, by whether memory gives its right answer.
 
-  Memory is common knowledge, as it was before some facts changed.
+  Memory is what a model has memorised: common knowledge before any change.
 
   Returns:
     'fresh' if the chain is not about common knowledge, so that its answer is
@@ -214,9 +214,9 @@ def topic(world: World, chain: Chain) -> Topic | None:
 def remembered(world: World, chain: Chain) -> tuple[str, ...]:
   """Returns the objects along a chain according to a model's memory.
 
-  Memory is common knowledge before any change. Each step begins at the
-  remembered object of the step before, and the first at an entity of common
-  knowledge.
+  Memory is common knowledge before any change. The chain begins at an entity of
+  common knowledge. Each further step begins at the object that is remembered
+  for the step before.
   """
   values, here = [], chain.start
   for relation in chain.relations:

@@ -40,7 +40,7 @@ class Classroom:
     return any(p.id == self.stated[fact].id for p in passages)
 
   def find(self, query: str, top_k: int) -> Sequence[Passage]:
-    """Returns the passages that the engine finds."""
+    """Returns the best `top_k` passages that the engine finds."""
     passages = self.search(
         [Query(query, top_k, Question('lesson', query, ()))])[0]
     assert not isinstance(passages, SearchError), passages

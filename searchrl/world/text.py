@@ -75,8 +75,8 @@ def passages(world: facts.World) -> list[Passage]:
   """Writes the passages of a world, which state all its facts.
 
   The title is the entity's name. There is one passage for each entity. In a
-  hard world, which has other wordings (see `hard`), there is one for each fact,
-  and for most entities one without facts. Passages also have distractors:
+  hard world, which has other wordings (see `hard`), there is instead one for
+  each fact, and for most entities one without facts. Passages have distractors:
   sentences without facts, which may mention other entities. The world's seed
   determines the order, the wording and the number of sentences.
   """
