@@ -63,12 +63,12 @@ def r1(tokenizer) -> Dialogue:
 
 
 def from_memory(tokenizer) -> Dialogue:
-  """Returns a chat in which the model answers at once, from memory."""
+  """Returns a chat dialogue: the model answers at once, from memory."""
   return in_one_turn(dialogues.from_memory(tokenizer), tokenizer)
 
 
 def from_documents(tokenizer) -> Dialogue:
-  """Returns a chat in which the model answers from given documents.
+  """Returns a chat dialogue in which the model answers from given documents.
 
   The model answers at once. The text that is given as the question must have
   the documents above the question itself.

@@ -21,8 +21,8 @@ def right(trajectories: Sequence[Trajectory],
   Args:
     trajectories: Trajectories, several per question.
     reward: Reward function. An answer is right if its reward is 1.
-    most: Maximum number of right trajectories of a question. Only its first
-      ones are kept, in the order of `trajectories`.
+    most: Maximum number of right trajectories of a question. Only the
+      first of them are kept, in the order of `trajectories`.
     balance: Limit for each hop count, as a multiple of the rarest. At 2, a hop
       count keeps its first trajectories, at most twice as many as the rarest
       hop count has after `most` is applied. 0: no limit.
@@ -58,10 +58,10 @@ def lines(trajectory: Trajectory, tokenizer, *, untrained: Iterable[int] = ()
   {"segments": [...]}, as `data.conversations` reads it. Only the policy's text
   is trained on.
 
-  The texts have the special tokens of the chat template, and those with which
-  the policy ended its turns. Text after a stop string is left out. Text that
-  the policy reads keeps the ids of the rollout. A passage that was cut, or that
-  spells a special token, may therefore be several segments.
+  The texts include the special tokens of the chat template, and the tokens by
+  which the policy ended its turns. Text after a stop string is left out. Text
+  that the policy reads keeps the ids of the rollout. A passage that was cut, or
+  that spells a special token, may therefore be several segments.
 
   Args:
     trajectory: The trajectory.

@@ -426,7 +426,7 @@ def _is_whole(text: str, levels: int) -> bool:
 def check_writable(dialogue: Dialogue, tokenizer) -> None:
   """Raises a ValueError if a tag does not survive encoding and decoding.
 
-  The tags are those that end a turn and those in the dialogue's own texts.
+  It checks the tags that end a turn and the tags in the dialogue's own texts.
   """
   stops = dialogue.stop_strings
   tags = [tag for stop in stops for tag in (stop, stop.replace('</', '<'))]

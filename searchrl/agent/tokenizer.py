@@ -18,7 +18,8 @@ from typing import Any
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 _BYTE = re.compile(r'<0x([0-9A-Fa-f]{2})>')
-# Most passages whose ids are kept, and their most characters: about 50 MB.
+# Maximum number of passages whose ids are kept, and of the characters of each:
+# together about 50 MB.
 _PASSAGES, _LONGEST = 2**13, 4096
 # A template may write today's date. A run that is resumed tomorrow must have
 # the same prompts, so the day is always the default of Llama's templates.
@@ -84,9 +85,9 @@ class Tokenizer:
   def encode_first(self, text: str, *, special: bool = True) -> tuple[int, ...]:
     """Returns ids of a text that begins a sequence.
 
-    They are the same as those of the tokenizer's own call: they begin with
+    They are what a call of the tokenizer itself returns: they begin with
     `start_ids`, and with SentencePiece's space before the first word. If the
-    text itself begins with BOS, it is not added again.
+    text itself begins with BOS, BOS is not added again.
 
     Args:
       text: The text.
@@ -123,9 +124,9 @@ class Tokenizer:
   def encode_passages(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Returns the ids of each text from outside, without special tokens.
 
-    They are those of `encode_data`, which raises the same errors. The texts are
-    encoded in one batch, on all cores. Recent results are kept, because the
-    samples of a question find the same passages.
+    Ids and errors are as in `encode_data`. The texts are encoded in one batch,
+    on all cores. Recent results are kept, because the samples of a question
+    find the same passages.
     """
     ids = {text: self._known[text] for text in texts if text in self._known}
     new = [text for text in dict.fromkeys(texts) if text not in ids]
@@ -272,10 +273,10 @@ class Tokenizer:
     return self._ids([self._anchor])[0]
 
   def _find_anchor(self) -> str:
-    """Returns a character that takes the space which is put before a text.
+    """Returns a character to write before a text, so that it gets no space.
 
-    It is written before a text, so that the tokenizer puts its space before the
-    character. It merges with no other. It is '' if the tokenizer puts no space.
+    The tokenizer then puts its space before this character, and merges the
+    character with no other. It is '' if the tokenizer puts no space at all.
     """
     alone, word, both = self._ids(['\x01', 'a', '\x01a'])
     puts_space = self.decode((*alone, *word)) == self.decode(alone) + ' a'
@@ -302,8 +303,8 @@ def plain_start(text: str, tokenizer: Any) -> str:
   """Returns the start of a text that can share a token with text before it.
 
   It is '' if the text does not begin with white space. Otherwise it ends before
-  the first special token: ' <|im_end|> a' -> ' '. It is encoded together with
-  the message before it, so that the tokens are those of the whole conversation.
+  the first special token: ' <|im_end|> a' -> ' '. It must be encoded together
+  with the text before it.
   """
   if not text[:1].isspace():
     return ''

@@ -58,7 +58,7 @@ def dr_zero(tokenizer) -> Dialogue:
 def dspo(tokenizer) -> Dialogue:
   """Returns the tool protocol with DSPO's prompt and its system message.
 
-  They are those of verl's search example.
+  Both are from verl's search example.
   """
   return make(tokenizer, template=solver_template(),
               system='You are a helpful and harmless assistant.')

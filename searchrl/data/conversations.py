@@ -36,7 +36,7 @@ class Conversation:
   segments: Sequence[Segment] = ()
   ends: bool = False  # True: adds a trained token that ends the turn
   messages: Sequence[Mapping[str, Any]] = ()  # for the model's chat template
-  tools: Sequence[Mapping[str, Any]] | None = None  # tools that it describes
+  tools: Sequence[Mapping[str, Any]] | None = None  # tools, for the template
 
 
 def read(path: str, *, field: str = 'data.train') -> list[Conversation]:

@@ -169,7 +169,7 @@ def batch(source_of: Callable[[int], PairSource], step: int, *, seed: int,
     queries: Number of queries per batch, or fewer if a source has fewer.
     hard_negatives: Maximum number of hard negatives per query: passages that
       the source lists or BM25 finds for it, but that do not answer it.
-    depth: Number of BM25's best passages from which these are drawn.
+    depth: Number of BM25's best passages from which negatives are drawn.
   """
   batches = max(len(source_of(0).queries) // queries, 1)  # batches per source
   number, place = divmod(step, batches)

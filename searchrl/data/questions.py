@@ -175,9 +175,9 @@ def subset(questions: Sequence[Question], count: int, seed: int
           ) -> list[Question]:
   """Returns `count` random questions, in their original order.
 
-  They are the first ones of `in_order`. The subset therefore does not depend on
-  the order of files, and a larger subset includes a smaller one. One more
-  question in a file displaces at most one question of the subset.
+  They are the first questions of `in_order`. The order of files therefore does
+  not matter, and a larger subset includes a smaller one. One more question in a
+  file displaces at most one question of the subset.
   """
   chosen = {q.uid for q in in_order(questions, seed)[:count]}
   return [q for q in questions if q.uid in chosen]

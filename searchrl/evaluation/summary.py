@@ -47,8 +47,8 @@ def finish(folder: pathlib.Path, title: str) -> None:
 def curves(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Series]:
   """Returns the series of a run's figure, by title: values at training steps.
 
-  `lines` are those of metrics.jsonl. Greedy exact match is included if it was
-  also evaluated during training; the response length is then left out.
+  `lines` are the lines of metrics.jsonl. If greedy exact match was evaluated
+  during training, too, it is included in place of the response length.
   """
   trained = [line for line in lines if _REWARD in line]
   steps = [line[alerts.STEP] for line in trained]
@@ -88,7 +88,7 @@ def _greedy(lines: Sequence[Mapping[str, float]]) -> dict[str, figures.Line]:
 def table(folder: pathlib.Path) -> str:
   """Returns the text of a run's summary: tables of scores, and paths of files.
 
-  The scores are those before and after training.
+  The scores are from before and after training.
   """
   text = scores(folder / 'evaluation', 'after') or (
       'No evaluation set: give --config.data.evaluate.')

@@ -85,7 +85,7 @@ def lineage(name: str) -> list[str]:
 
 def rows_for(name: str, model: Model, algorithm: str, grouped: bool
             ) -> list[Row]:
-  """Returns those rows of a setting whose conditions hold.
+  """Returns the rows of a setting whose conditions all hold.
 
   The rows of the setting that it builds on are not included. A condition has
   the name 'algorithm', 'grouped', 'model', 'billions_from', 'billions_below',

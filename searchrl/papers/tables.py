@@ -272,7 +272,7 @@ def cells(table: Mapping[str, Any], model: str, row: str,
     paper: Numbers of the paper, one for each set; may be empty.
     ways: Runs that measure the row, with one `Source` for each seed.
     is_small: Whether the tiny base models replace the paper's models.
-    is_other: Whether the config of a run differs from that of its command.
+    is_other: Whether a run has another config than its command.
   """
   names = [datasets.MEAN] if is_small else table['sets']
   papers = dict(zip(table['sets'], paper))

@@ -308,7 +308,7 @@ class _Writer:
         for query in queries[:-1] for passage in self._search(query))
 
   def _query(self, fact: Fact, words: str = '') -> str:
-    """Returns the query for a fact; `words` replace those of its subject."""
+    """Returns the query for a fact; `words` replace its subject's."""
     entity = self._atlas.entities[fact.subject]
     return f'{words or entity.words} {_words(fact, entity.kind)}'
 

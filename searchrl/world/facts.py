@@ -68,7 +68,7 @@ class World:
   def answers(self, name: str) -> tuple[str, ...]:
     """Returns the texts that count as right if the answer is a given name.
 
-    They are the name, and those of its aliases that no other name has.
+    They are the name, and its aliases that no other name of its kind has.
     """
     kind = self.kind_of[name]
     return (name, *(alias for alias in names.aliases(kind, name)

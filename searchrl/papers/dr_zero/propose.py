@@ -212,7 +212,7 @@ def _sample(proposer: Proposer, seeds: Sequence[Question], samples: int, *,
 
 
 def _by_seed(sampled: Sequence[Trajectory]) -> list[list[Trajectory]]:
-  """Returns the proposals grouped by seed, except those whose search failed.
+  """Returns the proposals by seed, without proposals whose search failed.
 
   The proposals of one seed are samples for the same prompt.
   """

@@ -118,7 +118,7 @@ def write_passages(passages: Sequence[Passage], *, titled: bool) -> str:
 def titled(text: str) -> tuple[str, str]:
   """Splits a document into (title, text).
 
-  The title is in double quotes at its start. Without these, it is ''.
+  The title is in double quotes at its start. Without quotes, it is ''.
   """
   match = _TITLED.fullmatch(text)
   return (match[1], match[2]) if match else ('', text)

@@ -231,7 +231,7 @@ def make(corpus: Corpus, *, seed: int, steps: int,
     titled: Whether the documents have titles. The oracle then writes them. A
       language model must be prompted or tuned to write them.
     **options: Options of the writer. The oracle has none. The options of the
-      language models are `simulator`, `prompts` and those of
+      language models are `simulator`, `prompts` and the arguments of
       `completions.Completions` ('served') or `model_writer.Model` ('model').
       See docs/search.md.
 
