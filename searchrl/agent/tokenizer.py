@@ -28,16 +28,17 @@ _TODAY = ("{% macro strftime_now(format) %}{{ {'%Y-%m-%d': '2024-07-26'}"
 
 
 class Tokenizer:
-  """A tokenizer with the methods that the library needs.
+  """Wraps a fast tokenizer of transformers; `load` makes one from a folder.
 
   Attributes:
     vocab_size: Size of the vocabulary; ids are in [0, vocab_size).
     missing_ids: Ids below vocab_size that have no token.
     eos_ids: Ids that the model's files name as ends of a sequence. The chat
       template may use another one; see `chat.ends`.
-    pad_id: Id that fills arrays; it has no meaning.
-    leading_space: Text that must be written before a text's first word: ' ' for
-      SentencePiece, whose words begin with a space, else ''.
+    pad_id: Id that fills arrays. It is the first of `eos_ids` if there is no
+      padding token, so masks must not be made from it.
+    leading_space: Text with which a prompt must begin, so that its first word
+      is encoded as within a text: ' ' for SentencePiece, else ''.
   """
 
   def __init__(self, fast: Any, eos_ids: Sequence[int] = ()):
@@ -203,8 +204,9 @@ class Tokenizer:
     """Writes a conversation as text, in the form of the chat template.
 
     The generation prompt is at the end, unless the last message is the
-    assistant's and `prompted` is False. The template lists `tools`, which are
-    descriptions. If it asks for today's date, it gets a fixed day instead.
+    assistant's and `prompted` is False. The template lists `tools`, the
+    descriptions of tools. If the template asks for today's date, it gets a
+    fixed day instead.
 
     Raises:
       ValueError: There is no template, or it refuses these messages.

@@ -79,10 +79,11 @@ def start(config, folder: pathlib.Path, sampler: Sampler,
     mesh: Mesh of all processes.
 
   Returns:
-    Two values: the params, which are also the reference policy, and a function
-    that turns a learner's fresh state on these params into the run's initial
-    state. The initial state has the policy in the precision in which it was
-    trained, and the other run's critic, if both runs have a critic.
+    Two values. The first is the params, which are also the reference policy.
+    The second is a function from the state of a new learner to the state from
+    which the run starts. Without train.init_from, it changes nothing. Otherwise
+    the result has the policy in the precision in which it was trained, and the
+    other run's critic, if both runs have a critic.
   """
   if not config.train.init_from:
     return base, lambda state: state

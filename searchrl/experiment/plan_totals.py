@@ -12,9 +12,10 @@ ROOM = 0.92  # usable share of the memory; the runtime needs the rest
 
 
 class Update(NamedTuple):
-  """Bytes per device that training needs.
+  """The memory that an update needs, in bytes per device.
 
-  Without training, only the policy's parameters are held.
+  Some bytes are held all the time; `bytes` and `workspace` come on top during
+  an update. If a config does not train, `holds` has only the policy.
   """
 
   holds: dict[str, float]  # bytes held all the time, by content

@@ -51,7 +51,7 @@ def field(default: Any, is_legal: Callable[[Any], Any] | None = None,
           must_be: str = '', *, one_of: Sequence[str] = (),
           some_of: Sequence[str] = (), whole: bool = False, zero: str = '',
           nests: bool = False, **bounds: float) -> Any:
-  """Returns a config field with a rule.
+  """Returns a value for a ConfigDict that has a rule for its legal values.
 
   Args:
     default: Value of the field. The bounds of a tuple apply to each number.
@@ -61,8 +61,8 @@ def field(default: Any, is_legal: Callable[[Any], Any] | None = None,
     one_of: Legal values.
     some_of: Legal entries of a tuple, each of which may occur once.
     whole: Whether the numbers of a tuple must be whole numbers.
-    zero: Meaning of the value 0. If it is given, 0 is legal, and the lower
-      bound is 0 by default.
+    zero: Meaning of the number 0, such as 'no limit'. If it is given, the value
+      0 is legal whatever the bounds are, and the lower bound is 0 by default.
     nests: Whether the entries of a tuple may be tuples.
     **bounds: Numbers named at_least, above, at_most or below.
   """

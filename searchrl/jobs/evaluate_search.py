@@ -26,9 +26,10 @@ from searchrl.trajectory import Question, SearchFn
 
 
 def run(config, workdir: str) -> None:
-  """Prints recall by set and hops, and writes it to retrieval.json.
+  """Measures the answer recall of search engines, and writes retrieval.json.
 
-  Of several processes, the first does so.
+  The recall is listed by set and number of hops; see `recall_by_hops`. All
+  processes must call this and search. Only the first prints and writes.
 
   Args:
     config: Config of the job; see configs/evaluate_search.py.

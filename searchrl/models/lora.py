@@ -85,7 +85,10 @@ def init(lora: Lora, config: TransformerConfig, key: Array) -> Params:
 
 
 def logical_axes(lora: Lora, config: TransformerConfig) -> Params:
-  """Returns the axis names of each array of `init`, as a tree of tuples."""
+  """Returns the axis names of the adapters, in the tree that `init` returns.
+
+  Each array has a tuple of names as in `transformer`, with None for the rank.
+  """
   layers, axes = {}, transformer.logical_axes(config)['layers']
   for name in _names(lora, config):
     *stacked, inward, outward = axes[name]['kernel']

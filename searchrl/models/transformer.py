@@ -420,7 +420,11 @@ def axes_of(boxed: Callable[[Array], Params]) -> Params:
 
 def stacked_layers(layer: Callable[[Array], Params], key: Array, count: int
                   ) -> Params:
-  """Returns the parameters of `count` layers made by `layer`, as one stack."""
+  """Returns the parameters of `count` layers, stacked along a new first axis.
+
+  `layer` returns the parameters of one layer, given a random key of its own.
+  The name of the new axis is 'layers'.
+  """
   return nn.meta.add_axis(jax.vmap(layer)(jax.random.split(key, count)), 0,
                           {nn.PARTITION_NAME: 'layers'})
 

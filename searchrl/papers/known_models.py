@@ -18,7 +18,8 @@ class Model:
     hub_id: Hub id of its weights.
     billions: Number of its parameters in billions, as in its name.
     chat: True if it has a chat template. Qwen's base models have one too.
-    tools: True if the template can frame tool answers and keeps earlier turns.
+    tools: True if the chat template can write the answers of tools, and leaves
+      the text of earlier turns as it was.
   """
 
   hub_id: str

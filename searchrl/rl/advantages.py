@@ -113,11 +113,12 @@ def hop_group_relative(
 
     A_i = (r_i - mean_h r) / sqrt(var_h r + delta)
 
-  The hop counts are in `group_ids`. Here h are the rows with the hop count of
-  row i whose `in_baseline` is True. The other rows get 0. The variance is the
-  population's (ddof=0). A group of one such row gives 0. `delta` keeps the
-  result finite if all rewards are equal. The paper gives no value, and this
-  default is ours.
+  `group_ids` has the hop count of each row, below `num_groups`, which is B by
+  default. h is the set of rows that have the hop count of row i and whose
+  `in_baseline` is True. A row whose `in_baseline` is False gets 0, and so does
+  a row that is alone in h. The variance is the population's (ddof=0). `delta`
+  keeps the result finite if all rewards are equal. The paper gives no value,
+  and this default is ours.
 
   Source: Dr. Zero, arXiv:2601.07055, eq. 3.
   """

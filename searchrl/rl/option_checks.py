@@ -59,6 +59,9 @@ def log_clip(clip_low: float, clip_high: float) -> None:
 
 
 def interval(low: float, high: float) -> None:
-  """Raises a ValueError unless 0 <= low < high, the bounds of weights."""
+  """Raises a ValueError unless 0 <= low < high.
+
+  They are the smallest and the largest importance weight.
+  """
   require(0 <= low < high, 'low and high must satisfy 0 <= low < high, but are '
           f'{low} and {high}.')

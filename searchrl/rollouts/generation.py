@@ -307,14 +307,14 @@ class Generator:
 def build(shape: transformer.TransformerConfig, tokenizer: Any, params: Any,
           mesh: Mesh, *, slots: int, length: int, tensor: int, seed: int,
           steps: int, dtype: str, attention: str, waiting: int) -> Generator:
-  """Builds a running Generator with an engine of its own.
+  """Builds a Generator, which starts at once, with an engine of its own.
 
   Args:
     shape: Shape of the decoder.
     tokenizer: The tokenizer; see `agent.tokenizer`.
     params: Weights in the engine's layout, on `mesh`.
     mesh: The engine's devices.
-    slots: Number of choices that decode in parallel.
+    slots: Number of choices (continuations of a prompt) decoded in parallel.
     length: Maximum number of tokens of a prompt with its continuation.
     tensor: Number of devices that share one copy of the weights.
     seed: Seed of all sampling.

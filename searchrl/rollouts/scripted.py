@@ -87,7 +87,11 @@ class Engine:
     """Does nothing, because turns are written in threads."""
 
   def read(self) -> list[engines.Stopped]:
-    """Returns the turns that have been written, in the order of the slots."""
+    """Returns the turns that are finished since the last call, by slot.
+
+    With one thread, it waits for all turns. Otherwise it waits 0.05 s at most,
+    and may return none. It raises the error of a `write` that has failed.
+    """
     done, _ = futures.wait(
         self._writing, None if self._in_step else _WAIT_SECS,
         futures.ALL_COMPLETED if self._in_step else futures.FIRST_COMPLETED)

@@ -41,8 +41,9 @@ def run() -> None:
 def expand(arguments: list[str]) -> list[str]:
   """Returns the arguments of `searchrl` as arguments of `searchrl.main`.
 
-  For instance, ['ask', 'runs/dspo'] becomes
-  ['--config=configs/ask.py:runs/dspo'].
+  For instance, ['ask', 'runs/dspo', '--config.seed=1'] becomes
+  ['--config=configs/ask.py:runs/dspo', '--config.seed=1']. Arguments that begin
+  with a flag are returned unchanged.
 
   Raises:
     ValueError: There is no command of this name, or `train` has no file.

@@ -103,7 +103,8 @@ def number(relation: str, value: float) -> tuple[str, ...]:
 def sample(atlas: Atlas, per_kind: int, seed: int = 0) -> Atlas:
   """Returns a small atlas: entities drawn at random, with all their facts.
 
-  If the answer of a fact is an entity, it is added with its facts, too.
+  If the answer of a fact is an entity, this entity and its facts are added,
+  too, and so on.
 
   Args:
     atlas: The full atlas.

@@ -248,10 +248,10 @@ class _Writer:
 
   def _ordered(self, group: Iterable[tuple[Fact, ...]]
               ) -> list[tuple[Fact, ...]]:
-    """Returns chains in random order, but with frequent answers spread out.
+    """Returns chains in random order, with repeated answers later.
 
-    First come chains whose last answer is new, then those with an answer that
-    occurred once before, and so on.
+    The answer of a chain is that of its last fact. First comes one chain for
+    each answer, then a second chain for each answer that has one, and so on.
     """
     order = sorted(group, key=lambda chain: _uniform(
         f'{self._seed}/' + '/'.join(f.subject + f.relation for f in chain)))

@@ -193,15 +193,15 @@ def _changed(fixed: World, share: float, seed: int) -> dict[Fact, str]:
 
 
 def topic(world: World, chain: Chain) -> Topic | None:
-  """Returns the topic of a chain, by whether memory gives its right answer.
+  """Returns the topic of a chain: whether its answer can come from memory.
 
   Memory is what a model has memorised: common knowledge before any change.
 
   Returns:
-    'fresh' if the chain is not about common knowledge, so that its answer is
-    only in this world. 'famous' if no fact of the chain has changed, so that
-    memory gives the right answer, too. 'outdated' if memory gives another
-    answer. None if a fact has changed, but memory gives the right answer.
+    'fresh' if the chain does not begin in common knowledge, or the world has
+    none: its answer is only in this world. 'famous' if no fact of the chain has
+    changed, so that memory gives the right answer. 'outdated' if memory gives a
+    wrong answer. None if a fact has changed, but memory gives the right answer.
   """
   if chain.start not in common_knowledge().kind_of or not world.memory:
     return 'fresh'

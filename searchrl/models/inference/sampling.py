@@ -93,7 +93,7 @@ def sample(
 
   Args:
     logits: Logits before they are divided by the temperature.
-    row_key: Data of each row's random key. The position is folded in last.
+    row_key: Data of each row's random key, before the position is folded in.
     position: Position of the drawn token.
     temperature: Temperature of all rows, or one per row. 0 takes the likeliest
       token.

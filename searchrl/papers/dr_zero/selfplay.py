@@ -92,7 +92,10 @@ def examples(config) -> dict[str, str]:
 
 
 class _Iterations:
-  """Runs the phases of self-play, and knows the directories of their files."""
+  """Self-play in a folder; `iterate` runs all phases of one iteration.
+
+  A phase whose last file exists is not run again.
+  """
 
   def __init__(self, config, folder: pathlib.Path, path: str, corpus: Any):
     self._config, self._folder = config, folder

@@ -105,7 +105,7 @@ class ModelWriter:
               self._text(next(trajectories)) for request in requests]
 
   def pop(self) -> dict[str, float]:
-    """Returns the number of tokens sampled since the last call, as a metric."""
+    """Returns {'simulated/tokens': tokens sampled since the last call}."""
     return {'simulated/tokens': self._counts.pop()['tokens']}
 
   def _request(self, task: documents.Task) -> Request | SearchError:
