@@ -40,7 +40,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
       small=others['small'],  # size of the tiny bases; '': the paper's models
       runs='runs',  # folder of the runs
       seeds=(),  # seeds of every run, as in (0,1,2); (): one run
-      # Flags of each command.
+      # Flags of each command; data.train is left out in self-play.
       flags='' if others['small'] else (
           '--config.data.train=data/train.jsonl '
           '--config.data.evaluate=data/test.jsonl '

@@ -13,7 +13,9 @@ import pytest
 from configs import paper_tables
 from searchrl.evaluation import evaluator
 from searchrl.evaluation import scores
+from searchrl.experiment import config_checks
 from searchrl.papers import tables
+from searchrl.papers.dr_zero import selfplay
 from searchrl.papers.known_models import MODELS
 from searchrl.runtime import config_fields
 from searchrl.runtime import config_files
@@ -61,6 +63,25 @@ def test_every_command_of_a_table_names_a_config(name, small):
         # The last command evaluates the method.
         assert source.method in made.evaluate.methods
   assert not small or {*ways} <= {*table['rows']}
+
+
+@pytest.mark.parametrize('name', tables.names())
+def test_every_printed_command_passes_the_checks_of_its_config(
+    name, tmp_path):
+  """They read no file. Dr. Zero's own check refuses what its phases set."""
+  config = paper_tables.get_config(name)
+  config.table.runs = 'none'
+  tables.run(config.lock(), str(tmp_path))
+  text = (tmp_path / 'table.txt').read_text().partition('To run:')[2]
+  for command in text.replace('\\\n', '').split('python -m searchrl.main ')[1:]:
+    file, workdir, *flags = shlex.split(command)
+    assert workdir.startswith('--workdir=none/')
+    made = config_files.load(file.removeprefix('--config='))
+    config_fields.assign(made, config_fields.split(flags)[0], file)
+    check = selfplay.check_fields if 'selfplay' in made else config_checks.check
+    check(made)
+    # Runs that train on questions are given them, unless they write their own.
+    assert bool(made.data.train) == ('selfplay' not in made)
 
 
 @pytest.mark.parametrize('name', tables.names())

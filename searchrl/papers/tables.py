@@ -38,7 +38,6 @@ import json
 import math
 import pathlib
 import re
-import shlex
 import statistics
 import sys
 import tomllib
@@ -48,9 +47,9 @@ from searchrl.data import datasets
 from searchrl.evaluation import evaluator
 from searchrl.evaluation import figures
 from searchrl.papers import deviations
+from searchrl.papers import table_commands
+from searchrl.papers.table_commands import Command
 from searchrl.runtime import atomic_files
-from searchrl.runtime import config_fields
-from searchrl.runtime import config_files
 from searchrl.runtime import processes
 
 _HERE = pathlib.Path(__file__).parent
@@ -58,7 +57,6 @@ COLUMNS = ('model', 'row', 'set', 'paper', 'ours', 'n', '95% interval',
            'difference', 'verdict')
 NOT_RUN = 'not run'
 _SHOWN = 6  # fields of a run with another config
-_Command = tuple[str, tuple[str, ...], str]  # config, flags, folder of the run
 
 
 def names() -> list[str]:
@@ -104,7 +102,7 @@ class Source(NamedTuple):
       not a sweep.
   """
 
-  commands: tuple[_Command, ...]
+  commands: tuple[Command, ...]
   scored: str = ''
   method: str = ''
   engine: str = ''
@@ -122,7 +120,7 @@ class Source(NamedTuple):
                for command, arm in zip(self.commands, self.arms))
 
   @property
-  def missing(self) -> list[_Command]:
+  def missing(self) -> list[Command]:
     """The commands that must still be run; [] if the scores exist."""
     return [] if self.scores else [
         command for command in self.commands
@@ -137,7 +135,7 @@ class Source(NamedTuple):
     return [text for command, arm in zip(self.commands, self.arms)
             for text in deviations.of_run(
                 pathlib.Path(command[2], arm), command[0],
-                _flags(command, shared), arm)]
+                table_commands.flags(command, shared), arm)]
 
 
 def source(way: Mapping[str, Any], runs: str, *, seed: int | None = None,
@@ -202,7 +200,7 @@ def run(config, workdir: str) -> None:
       notes.setdefault((*differing,), []).append(f'{model} {row}')
     rows += cells(table, model, row, paper, ways, is_small=bool(options.small),
                   is_other=bool(differing))
-  _check_flags(commands, options.flags)
+  table_commands.check(commands, options.flags)
   note = _described(notes)
   text = '\n\n'.join(filter(None, (
       _title(table),
@@ -211,13 +209,15 @@ def run(config, workdir: str) -> None:
       note, f'Runs are looked for in {options.runs} (--config.table.runs).',
       'To run:\n\n' + '\n'.join(
           ' \\\n    '.join(('python -m searchrl.main ' + flags[0], *flags[1:]))
-          for flags in _to_run(commands, options)) if commands else '')))
+          for flags in table_commands.quoted(commands, options.flags))
+      if commands else '')))
   folder = pathlib.Path(workdir)
   for name, written in (
       ('table.txt', text), ('table.html', as_html(table, rows, note)),
       ('table.tex', as_latex(table, rows, note)),
       ('table.json', json.dumps(rows, indent=1)),
-      ('to_run.txt', '\n'.join(map(' '.join, _to_run(ready, options))))):
+      ('to_run.txt', '\n'.join(map(' '.join, table_commands.quoted(
+          ready, options.flags))))):
     atomic_files.write(folder / name, written + '\n' * bool(written))
   processes.say(text, sys.stdout)
 
@@ -380,35 +380,6 @@ def _is_there(folder: str) -> bool:
   place = pathlib.Path(folder)
   return any(_table_of(folder) or (folder / 'model').is_dir()
              for folder in (place, *place.glob('*/')))
-
-
-def _to_run(commands: Sequence[_Command], options: Any
-           ) -> list[list[str]]:
-  """Returns the flags of each command once, quoted for a shell."""
-  return [
-      [*map(shlex.quote, (
-          f'--config=configs/{command[0]}', f'--workdir={command[2]}',
-          *_flags(command, options.flags)))]
-      for command in dict.fromkeys(commands)]
-
-
-def _check_flags(commands: Sequence[_Command], shared: str) -> None:
-  """Raises a ValueError if a shared flag names no field of the first recipe."""
-  for command in commands:
-    if not command[0].startswith('sft.'):
-      config_fields.assign(
-          config_files.load(f'configs/{command[0]}'),
-          config_fields.split(_flags(command, shared))[0], command[0])
-      return
-
-
-def _flags(command: _Command, shared: str) -> list[str]:
-  """Returns a command's flags; its own replace shared flags of equal name."""
-  config, own, _ = command
-  given = [flag for flag in shared.split()
-           if not config.startswith('sft.') or (  # it reads nothing else
-               flag.startswith('--config.data.train='))]
-  return [*{flag.partition('=')[0]: flag for flag in (*given, *own)}.values()]
 
 
 def as_html(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],

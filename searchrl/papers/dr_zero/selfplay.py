@@ -215,8 +215,11 @@ def _world(config) -> facts.World | None:
   return build.world(config).make(config.data.world_seed, 'known')
 
 
-def _check(config) -> None:
-  """Raises a ValueError if self-play cannot run with the config."""
+def check_fields(config) -> None:
+  """Raises a ValueError for a field that is illegal, or that a phase sets.
+
+  No file is read.
+  """
   config_checks.check(config)
   for role in roles.ROLES:
     config_checks.check(config[role])
@@ -232,6 +235,11 @@ def _check(config) -> None:
       raise ValueError(f'{field} must be empty in self-play, which sets it in '
                        f'each phase, but is {value!r}. Leave it out, or '
                        f'{remedy}.')
+
+
+def _check(config) -> None:
+  """Raises an error if the config cannot be run."""
+  check_fields(config)
   for role in roles.ROLES:
     _check_role(roles.role_config(config, role))
   config_checks.check_seeds(config.data, roles.role_config(config, 'solver'))
