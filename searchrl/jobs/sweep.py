@@ -13,6 +13,7 @@ import numpy as np
 from searchrl.evaluation import figures
 from searchrl.evaluation import evaluator
 from searchrl.runtime import atomic_files
+from searchrl.runtime import config_fields
 from searchrl.runtime import plugins
 from searchrl.runtime import processes
 
@@ -78,29 +79,12 @@ def _runs(config, folder: pathlib.Path, seeds: Sequence[int]
         if swept:
           changed.job = swept.job
           del changed.sweep
-          _change(changed, swept.runs[name], f'sweep.runs.{name}')
+          config_fields.change(
+              changed, swept.runs[name], f'sweep.runs.{name}')
         if seed is not None:
           changed.seed = seed
       here = folder / name if name else folder
       yield name, changed, here if seed is None else here / f'seed_{seed}'
-
-
-def _change(config, changes: Mapping[str, Any], place: str) -> None:
-  """Sets the fields of a config that `changes` names, group by group.
-
-  A group whose name ends with 'options' is replaced as a whole.
-
-  Raises:
-    ValueError: The config does not have a field.
-  """
-  for name, value in changes.items():
-    if name not in config:
-      raise ValueError(f'{place} must name fields of the config, but {name!r} '
-                       f'is none. There are {", ".join(config)}.')
-    if hasattr(value, 'items') and not name.endswith('options'):
-      _change(config[name], value, f'{place}.{name}')
-    else:
-      config[name] = value
 
 
 def _table(folder: pathlib.Path) -> list[dict[str, Any]] | None:

@@ -92,6 +92,30 @@ def assign(config: config_dict.ConfigDict, settings: Settings, file: str
   config.lock()
 
 
+def change(config: config_dict.ConfigDict, changes: Mapping[str, Any],
+           place: str) -> None:
+  """Sets the fields of a config that `changes` names, group by group.
+
+  A group whose name ends with 'options' is replaced as a whole.
+
+  Args:
+    config: Config of a run of a sweep; it must not be locked.
+    changes: Values of fields, in nested dicts.
+    place: Name of the changes, for errors.
+
+  Raises:
+    ValueError: The config does not have a field.
+  """
+  for name, value in changes.items():
+    if name not in config:
+      raise ValueError(f'{place} must name fields of the config, but {name!r} '
+                       f'is none. There are {", ".join(config)}.')
+    if hasattr(value, 'items') and not name.endswith('options'):
+      change(config[name], value, f'{place}.{name}')
+    else:
+      config[name] = value
+
+
 def add_keywords(config: config_dict.ConfigDict, settings: Settings
                 ) -> dict[str, Any]:
   """Adds to a config the keywords of its algorithm and optimizer that it lacks.
