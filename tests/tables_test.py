@@ -198,6 +198,21 @@ def test_a_run_with_another_config_than_its_command_has_no_verdict(tmp_path):
   assert verdict(search__engine='bm25') == 'other config'
 
 
+def test_zerosearch_is_compared_by_substring_and_a_note_says_why(tmp_path):
+  config = paper_tables.get_config('zerosearch/table7')
+  config.table.runs = str(tmp_path)
+  written(tmp_path / 'zerosearch-llama-3.2-3b', [
+      dict(set='nq', n=3610, em=0.1, subem=0.4, f1=0.2)])
+  tables.run(config.lock(), str(tmp_path / 'out'))
+  cell, = (cell for cell in json.loads(
+      (tmp_path / 'out/table.json').read_text()) if cell.get('n'))
+  assert (cell['paper'], cell['ours'], cell['verdict']) == (.4028, .4, 'agrees')
+  for name in ('table.txt', 'table.html', 'table.tex'):
+    text = (tmp_path / 'out' / name).read_text()
+    assert 'in subEM' in text and text.count(
+        'its scripts count an answer that contains a gold answer') == 1
+
+
 def test_answers_whose_search_failed_are_not_compared(tmp_path):
   written(tmp_path / 'grpo', [
       dict(set='nq', n=9, em=0.5, search_errors=2)])

@@ -8,6 +8,7 @@ empirical_study/figure1.toml. The keys of a file are
 
   title, page, arxiv   title of the table, its page, and the paper's id
   score                score of the numbers, one of `scores.ANSWERS`
+  note                 text that is printed under the table; by default none
   sets                 columns: names of evaluation sets, and 'mean', their mean
   rows                 for each row, how to measure it with a model of `groups`
   small                for each row, how to measure it with the tiny bases, on
@@ -201,7 +202,8 @@ def run(config, workdir: str) -> None:
     rows += cells(table, model, row, paper, ways, is_small=bool(options.small),
                   is_other=bool(differing))
   table_commands.check(commands, options.flags)
-  note = _described(notes)
+  note = '\n'.join(filter(None, (
+      ' '.join(table.get('note', '').split()), _described(notes))))
   text = '\n\n'.join(filter(None, (
       _title(table),
       figures.table([row for row in rows if 'ours' in row or
