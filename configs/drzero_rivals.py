@@ -25,6 +25,9 @@ proposers see documents, and their questions are filtered as Dr. Zero's.
 
 from configs import arguments
 from configs import drzero
+from searchrl.papers import settings
+from searchrl.papers.dr_zero import roles
+from searchrl.papers.known_models import MODELS
 
 
 def nested_grpo(config) -> None:
@@ -95,7 +98,7 @@ def without_document(config) -> None:
 def longer(config) -> None:
   """Doubles the documents and the steps of an iteration.
 
-  At the paper's size, these are 100 steps instead of 50.
+  At the paper's size, these are 100 steps instead of 50, with 3 of warm-up.
   """
   config.selfplay.seeds *= 2
   config.proposing.seeds *= 2
@@ -138,4 +141,7 @@ def get_config(text: str = ''):
   RIVALS[rival](config)
   if args.model and rival in TABLE_7:
     one_iteration(config)
+  for role in roles.ROLES if args.model else ():
+    settings.follow_steps(
+        config[role], f'drzero_{role}', MODELS[args.model])
   return config

@@ -7,6 +7,7 @@ import math
 import pytest
 import tiny
 
+from configs import drzero
 from configs import drzero_rivals
 from searchrl.papers.dr_zero import proposals
 from searchrl.papers.dr_zero import rivals
@@ -112,3 +113,17 @@ def test_the_rivals_learn_from_majorities(size):
 def test_table_7_has_one_iteration(rival, iterations):
   config = drzero_rivals.get_config(f'{rival}/qwen2.5-3b-instruct')
   assert config.selfplay.iterations == iterations
+
+
+@pytest.mark.parametrize('rival, steps, warm_up', [
+    ('one_iteration', 50, 1), ('longer', 100, 3)])
+def test_the_warm_up_is_a_share_of_the_steps(rival, steps, warm_up):
+  """Tables 5 and 6: a ratio of 0.03, of which whole steps count."""
+  config = drzero_rivals.get_config(f'{rival}/qwen2.5-3b-instruct')
+  for role in (config.proposer, config.solver):
+    assert role.learner.minibatches == 1
+    assert (role.train.num_steps, role.optimizer.warmup_steps) == (
+        steps, warm_up)
+  laptop = drzero_rivals.get_config(rival)
+  assert laptop.solver.optimizer.warmup_steps == (
+      drzero.get_config('').solver.optimizer.warmup_steps)

@@ -132,14 +132,29 @@ def apply(config, name: str, model: Model) -> None:
           budgets=config.rollout.budgets.to_dict(), temperature=1.0)
     rows = rows_for(ancestor, model, algorithm, grouped)
     for row in sorted(rows, key=lambda row: bool(row.share_of_steps)):
-      *groups, field = row.field.split('.')
-      parent = functools.reduce(operator.getitem, groups, config)
-      if groups == ['algorithm'] and field not in parent or (
-          one_update and row.field == 'learner.minibatches'):
-        continue
-      parent[field] = (
-          _updates(config, row.share_of_steps) if row.share_of_steps
-          else row.value)
+      if not one_update or row.field != 'learner.minibatches':
+        _set(config, row)
+
+
+def follow_steps(config, name: str, model: Model) -> None:
+  """Changes a config whose number of steps has changed since `apply`.
+
+  Each warm-up of which the setting itself has a share gets this share of the
+  steps. The arguments are those of `apply`.
+  """
+  for row in rows_for(name, model, config.algorithm.name.rpartition(':')[2],
+                      config.rollout.group_size > 1):
+    if row.share_of_steps:
+      _set(config, row)
+
+
+def _set(config, row: Row) -> None:
+  """Sets the field of a row, unless it is one that the algorithm lacks."""
+  *groups, field = row.field.split('.')
+  parent = functools.reduce(operator.getitem, groups, config)
+  if groups != ['algorithm'] or field in parent:
+    parent[field] = (_updates(config, row.share_of_steps)
+                     if row.share_of_steps else row.value)
 
 
 def _updates(config, share: float) -> int:
