@@ -3,6 +3,7 @@
 """mcp_client: a server written by others, and one that breaks."""
 
 from concurrent import futures
+import json
 import os
 import pathlib
 import signal
@@ -48,6 +49,42 @@ SERVER = """
       sys.exit(1)
     server.run()
 """
+
+RAW = """
+    import json, sys
+    for line in sys.stdin:
+      asked = json.loads(line)
+      method, params = asked['method'], asked.get('params') or {}
+      reply = {'id': asked.get('id'), 'jsonrpc': '2.0'}
+      if method == 'initialize':
+        reply['result'] = {
+            'protocolVersion': params['protocolVersion'],
+            'capabilities': {'tools': {}},
+            'serverInfo': {'name': 'raw', 'version': '1'}}
+      elif method.startswith('tools/'):
+        reply['result'] = json.loads(sys.argv[1])[
+            params.get('cursor') or params.get('name') or '']
+      else:
+        reply['error'] = {'code': -32601, 'message': 'no such method'}
+      if 'id' in asked:
+        print(json.dumps(reply), flush=True)
+"""
+
+
+def raw(tmp_path, **results):
+  """The command of a server that gives a result by a cursor or a tool's name.
+
+  The first page of its tools has the key `first`.
+  """
+  file = tmp_path / 'raw.py'
+  file.write_text(textwrap.dedent(RAW))
+  results[''] = results.pop('first')
+  return (sys.executable, str(file), json.dumps(results))
+
+
+def page(*names, **rest):
+  return dict(tools=[dict(name=name, inputSchema={'type': 'object'})
+                     for name in names], **rest)
 
 
 def call(name, **arguments):
@@ -155,3 +192,25 @@ def test_a_tool_that_a_server_lacks_is_refused(server):
   with pytest.raises(ValueError, match='names must be tools of the server, '
                      "which are pid, wait, search, hostile, but has 'no'"):
     mcp_client.make(command=server, names=('no',), call_secs=20)
+
+
+def test_tools_of_all_pages_are_taken(tmp_path):
+  server = raw(tmp_path, first=page('a', 'b', nextCursor='2'),
+               **{'2': page(nextCursor='3'), '3': page('c')})
+  assert [tool.name for tool in mcp_client.make(
+      command=server, call_secs=20)] == ['a', 'b', 'c']
+  tool, = mcp_client.make(command=server, names=('c',), call_secs=20)
+  assert tool.name == 'c'
+
+
+def test_a_list_without_an_end_is_refused(tmp_path, monkeypatch):
+  server = raw(tmp_path, first=page('a', nextCursor='2'),
+               **{'2': page('b', nextCursor='2')})
+  with pytest.raises(ValueError, match='failed: ValueError: its list of tools '
+                     "has no end, as page 2 refers to '2'"):
+    mcp_client.make(command=server, call_secs=20)
+  server = raw(tmp_path, first=page('a', nextCursor='2'), **{
+      str(n): page('a', nextCursor=str(n + 1)) for n in range(2, 9)})
+  monkeypatch.setattr(mcp_client, '_MAX_PAGES', 5)
+  with pytest.raises(ValueError, match="no end, as page 5 refers to '6'"):
+    mcp_client.make(command=server, call_secs=20)

@@ -22,6 +22,7 @@ from searchrl.trajectory import (
     SearchError, Tool, ToolCall, ToolResult, is_search)
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.5, 30.0
+_MAX_PAGES = 1000  # pages of a server's list of tools
 
 
 def make(*, command: Sequence[str] = (), url: str = '',
@@ -127,7 +128,7 @@ class _Server:
 
   def list_tools(self) -> list[Any]:
     """Returns the server's descriptions of its tools."""
-    return self._wait_for(self._connected().client.list_tools()).tools
+    return self._wait_for(_all_tools(self._connected().client))
 
   def call(self, name: str, calls: Sequence[ToolCall]) -> list[Any]:
     """Makes all calls of a tool at the same time; returns their results.
@@ -250,6 +251,20 @@ class _Server:
   def _wait_for(self, coroutine: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(
         asyncio.wait_for(coroutine, self._call_secs), _loop()).result()
+
+
+async def _all_tools(client: Any) -> list[Any]:
+  """Returns the tools of all pages of a server's list."""
+  page = await client.list_tools()
+  tools, cursors = [*page.tools], set[str]()
+  while (cursor := page.next_cursor) is not None:
+    if cursor in cursors or len(cursors) + 1 == _MAX_PAGES:
+      raise ValueError(f'its list of tools has no end, as page '
+                       f'{len(cursors) + 1} refers to {cursor[:40]!r}')
+    cursors.add(cursor)
+    page = await client.list_tools(cursor=cursor)
+    tools += page.tools
+  return tools
 
 
 _TASKS: set[Any] = set()  # tasks, which asyncio itself would not keep alive
