@@ -17,6 +17,7 @@ from searchrl.agent import tools
 from searchrl.agent.markup import neutralise
 from searchrl.papers.dr_zero import proposals
 from searchrl.papers.zerosearch import documents
+from searchrl.rollouts import judged
 from searchrl.search.index import bm25
 from searchrl.search.remote import wire
 from searchrl.trajectory import Action, Passage, Question, Trajectory, Turn
@@ -49,7 +50,8 @@ READERS = {
     'proposals.read': proposal, 'proposals.leaks': lambda text: (
         proposals.leaks(text, text)), 'normalise': rewards.normalise,
     'documents.read': found, 'documents.titled': documents.titled,
-    'bm25.analyze': bm25.analyze,
+    'bm25.analyze': bm25.analyze, 'judged.read_verdict': judged.read_verdict,
+    'judged.read_grade': judged.read_grade,
     'wire.read_response': lambda text: wire.read_response(json.dumps(
         {'result': [[{'contents': text}]]}).encode(), queries=1, top_k=1)}
 
@@ -66,9 +68,10 @@ def test_no_reader_takes_longer_for_what_is_repeated(dice: Dice):
     assert time.process_time() - begun < 1, (name, unit)
 
 
-UNITS = ['a', ' ', '<', '<<  ', '</search>', '<search>', '<answer> x </answer>',
-         '<tool_call>', '{"a":', '[', '\u0301\u0327', '＜ſ', '</s> ', '_', '"',
-         '\\', 'Doc 2:', '<question>', '‹', '▁', '\u3164']
+UNITS = ['a', ' ', '\n', 'verdict\n', 'not ', '<', '<<  ', '</search>',
+         '<search>', '<answer> x </answer>', '<tool_call>', '{"a":', '[',
+         '\u0301\u0327', '＜ſ', '</s> ', '_', '"', '\\', 'Doc 2:',
+         '<question>', '‹', '▁', '\u3164']
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ The servers are real ones, on a port of this machine.
 
 import dataclasses
 import json
+import random
 import re
 
 import faulty
@@ -106,10 +107,31 @@ def test_an_answer_stays_inside_its_quotes(answer):
     ('Verdict: correct', True), ('verdict - INCORRECT.', False),
     ('# Verdict: **correct**', True),
     ('Verdict: correct\nNo.\nVerdict: incorrect', False),
+    ('\n\n Verdict:\n\ncorrect\n', True),
     ('It is correct.', None), ('Verdict: correct or incorrect', None),
     ('Verdict: correct, I think', None), ('', None)])
 def test_the_last_line_of_a_verdict_counts(text, verdict):
   assert judged.read_verdict(text) is verdict
+
+
+def test_a_verdict_after_many_lines_is_read():
+  """The square of their number would take a quarter of an hour."""
+  assert judged.read_verdict('\n' * 200_000) is None
+  assert judged.read_verdict('\n' * 200_000 + 'Verdict: correct') is True
+
+
+def test_a_verdict_may_have_any_signs_and_lines_around_it():
+  """The oracle lets line breaks, too, come before the word."""
+  rng, found = random.Random(0), []
+  for _ in range(20_000):
+    text = ''.join(rng.choices(
+        ['verdict', 'Verdict', 'correct', 'INCORRECT', 'x', ' ', ':', '*', '\n',
+         '\n', '\r', '\u2028'], k=rng.randrange(10)))
+    verdicts = re.findall(
+        r'^\W*verdict\W+(correct|incorrect)\W*$', text, re.I | re.M)
+    found.append(verdicts[-1].lower() == 'correct' if verdicts else None)
+    assert judged.read_verdict(text) is found[-1], text
+  assert min(map(found.count, (True, False))) > 100
 
 
 @pytest.mark.parametrize('text, grade', [
@@ -118,7 +140,12 @@ def test_the_last_line_of_a_verdict_counts(text, verdict):
     ('**NOT_ATTEMPTED**', False), ('Because it agrees: A', True),
     ('It is right.', None), ('', None),
     ('A careful comparison shows it is wrong: B', False),
-    ('A reader would agree.', None), ('A. Both name it.', True)])
+    ('A reader would agree.', None), ('A. Both name it.', True),
+    ('NOT CORRECT', False), ('The answer is not CORRECT.', False),
+    ('not A', False), ('NOT **CORRECT**', False), ("It isn't (A)", False),
+    ('Not A but B', False), ('Not A: CORRECT', False),
+    ('It is not a guess. A', True), ('Right or not? A', True),
+    ('Right or not: CORRECT', True), ('KNOT A', True)])
 def test_a_grade_of_simpleqa_is_a_letter_or_its_meaning(text, grade):
   assert judged.read_grade(text) is grade
 

@@ -46,9 +46,11 @@ Answer to grade: {answer}
 
 End with one line that is "Verdict: correct" or "Verdict: incorrect".'''
 
-_VERDICT = re.compile(r'^\W*verdict\W+(correct|incorrect)\W*$', re.I | re.M)
+_VERDICT = re.compile(
+    r'^[^\w\n]*verdict\W+(correct|incorrect)\W*$', re.I | re.M)
 _GRADE = re.compile(  # an article is no grade: "A careful look shows"
-    r'\b(?:(A(?! [a-z])|CORRECT)|B|INCORRECT|C|NOT[_ ]ATTEMPTED)\b')
+    r'''(?i:\bnot|n['’]t)[ _*"'(]+(?:A(?! [a-z])|CORRECT|ATTEMPTED)\b'''
+    r'|\b(?:(A(?! [a-z])|CORRECT)|B|INCORRECT|C)\b')
 _ANSWER_CHARS = 2000  # number of characters of an answer that a judge reads
 Verdict = bool | JudgeError
 
@@ -216,10 +218,10 @@ def simpleqa_prompt(trajectory: Trajectory) -> str:
 def read_grade(text: str) -> bool | None:
   """Returns True for the grade "A", correct; None if a reply has no grade.
 
-  "B", incorrect, and "C", not attempted, are False. The first grade counts. It
-  may be spelt out; an "A" before a word in lower case is an article. The
-  published code reads the first capital A, B or C of any word, and so takes
-  "CORRECT" for a "C".
+  "B", incorrect, and "C", not attempted, are False, and so is an "A" after "not".
+  The first grade counts. It may be spelt out; an "A" before a word in lower case
+  is an article. The published code reads the first capital A, B or C of any
+  word, and so takes "CORRECT" for a "C".
   """
   grade = _GRADE.search(text)
   return bool(grade[1]) if grade else None
