@@ -93,7 +93,7 @@ def written(tmp_path, kind, shape, values, quantise=lambda name, x: x,
   for key, value in changes.get('fields', {}).items():
     writer.kv_data[0].pop(key, None)
     add = {int: writer.add_uint32, float: writer.add_float32,
-           list: writer.add_array}[type(value)]
+           list: writer.add_array, str: writer.add_string}[type(value)]
     add(key, value)
   for name, value in values.items():
     layer, _, rest = name.removeprefix('model.layers.').partition('.')
@@ -180,6 +180,22 @@ def test_the_tokenizer_has_the_files_pieces_merges_and_template(tmp_path):
   assert tokenizer.render([{'role': 'user', 'content': 'hi'}]) == 'hi'
 
 
+def test_a_named_chat_template_is_that_of_its_purpose(tmp_path):
+  """A prompt of tools has the template tool_use, as in a model's folder."""
+  shape, made = SHAPES['llama'], tmp_path / 'made'
+  gguf_files.unpack(written(tmp_path, 'llama', shape, tensors(
+      folder_of(tmp_path, shape)), fields={
+          'tokenizer.chat_templates': ['tool_use', 'rag'],
+          'tokenizer.chat_template.tool_use': 'é {{ tools[0].name }}',
+          'tokenizer.chat_template.rag': 'R'}), made)
+  tokenizer = tokenizers.load(str(made))
+  user = [{'role': 'user', 'content': 'hi'}]
+  assert tokenizer.render(user) == 'hi'
+  assert tokenizer.render(user, tools=[{'name': 'search'}]) == 'é search'
+  rag = made / 'additional_chat_templates' / 'rag.jinja'
+  assert rag.read_text() == 'R'
+
+
 def tokenizer_of(tmp_path, pre, pieces=(), kinds=(), **fields):
   fields = dict(
       model='gpt2', pre=pre, tokens=[*PIECES, *pieces], merges=MERGES,
@@ -259,6 +275,8 @@ def test_a_missing_file_is_refused(path, message):
      'tokenizer, but'),
     (dict(fields={'llama.attention.head_count_kv': [2, 2]}), 'head_count_kv in '
      r'.* must be one number for all layers, but is \[2, 2\]'),
+    (dict(fields={'tokenizer.chat_template.../x': '{{ x }}'}), 'must name its '
+     "chat templates by letters, .* but has 'tokenizer.chat_template.../x'"),
     (dict(fields={'llama.rope.scale_linear': 4.0}), 'rope.scale_linear in .* '
      'must be 1.0, but is 4.0'),
     (dict(fields={'llama.rope.dimension_count': 8}), 'rope.dimension_count in '

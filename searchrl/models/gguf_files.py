@@ -23,7 +23,7 @@ from searchrl.models import families
 from searchrl.models import gguf_tokenizers
 
 CACHE = pathlib.Path('~/.cache/searchrl/models')
-FORMAT = 2  # version of the unpacked folders; a new one unpacks files again
+FORMAT = 3  # version of the unpacked folders; a new one unpacks files again
 PACKAGE = 'gguf:'  # prefix of the name of a Python package that has a file
 _ARCHITECTURES = {'llama': 'LlamaForCausalLM', 'qwen2': 'Qwen2ForCausalLM',
                   'qwen3': 'Qwen3ForCausalLM'}

@@ -5,6 +5,7 @@
 from collections.abc import Mapping
 import json
 import pathlib
+import re
 from typing import Any
 
 import tokenizers
@@ -20,6 +21,7 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}"
     r'\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
 _LLAMA3 = _QWEN2.replace(r'|\p{N}|', r'|\p{N}{1,3}|')
+_TEMPLATE = 'tokenizer.chat_template'  # key; before a named one's .NAME
 _ROLES = {'bos_token': 'bos_token_id', 'eos_token': 'eos_token_id',
           'pad_token': 'padding_token_id', 'unk_token': 'unknown_token_id'}
 
@@ -65,14 +67,34 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
   config: dict[str, Any] = {
       'tokenizer_class': 'PreTrainedTokenizerFast',
       'clean_up_tokenization_spaces': False, **roles}
-  if template := fields.get('tokenizer.chat_template'):
-    config['chat_template'] = template
+  _write_templates(fields, folder, file)
   generation = {f'{role}_id': own[name] for role, name in _ROLES.items()
                 if name in own and role != 'unk_token'}
   for name, content in (('tokenizer_config', config),
                         ('generation_config', generation)):
     (folder / f'{name}.json').write_text(
         json.dumps(content, ensure_ascii=False, indent=2), encoding='utf-8')
+
+
+def _write_templates(fields: Mapping[str, Any], folder: pathlib.Path,
+                     file: pathlib.Path) -> None:
+  """Writes the chat template, and each named one, as a model's folder has them.
+
+  The default is a file, too, because transformers reads no template of
+  tokenizer_config.json if there are files of others.
+  """
+  for key, template in fields.items():
+    stem, _, name = key.removeprefix(_TEMPLATE).partition('.')
+    if not key.startswith(_TEMPLATE) or stem or not template:
+      continue
+    if name and not re.fullmatch(r'[\w.-]{1,100}', name):
+      raise ValueError(
+          f'{file} must name its chat templates by letters, digits, _, - and '
+          f'., but has {key!r}. Fetch it again.')
+    path = folder / (f'additional_chat_templates/{name}.jinja' if name
+                     else 'chat_template.jinja')
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(template, encoding='utf-8')
 
 
 def _tokenizer(own: Mapping[str, Any], roles: Mapping[str, str]
