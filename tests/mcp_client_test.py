@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -214,3 +215,25 @@ def test_a_list_without_an_end_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(mcp_client, '_MAX_PAGES', 5)
   with pytest.raises(ValueError, match="no end, as page 5 refers to '6'"):
     mcp_client.make(command=server, call_secs=20)
+
+
+def test_a_server_ends_with_the_process_that_started_it(tmp_path):
+  """Also one that goes on after the end of its input; a fork ends nothing."""
+  command = raw(tmp_path, first=page('pid'), pid={'content': []})
+  file, pid = tmp_path / 'raw.py', tmp_path / 'pid'
+  file.write_text(
+      f'import os, time\nopen({str(pid)!r}, "w").write(str(os.getpid()))\n'
+      f'{file.read_text()}time.sleep(600)\n')
+  process = subprocess.run([sys.executable, '-c', textwrap.dedent(f"""
+      import os, sys
+      from searchrl.toolbox import mcp_client
+      from searchrl.trajectory import ToolCall
+      tool, = mcp_client.make(command={command}, call_secs=20)
+      if not os.fork():
+        sys.exit()
+      os.wait()
+      print(tool.call([ToolCall('pid', {{}}, None)]))
+      """)], capture_output=True, text=True, timeout=120, check=True)
+  assert process.stdout.startswith('[ToolResult(') and not process.stderr
+  with pytest.raises(ProcessLookupError):
+    os.kill(int(pid.read_text()), signal.SIGKILL)

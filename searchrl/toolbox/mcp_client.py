@@ -4,10 +4,12 @@
 
 The server is a command, which is started here and talks over its standard
 streams, or an address, which is asked over HTTP. A server that breaks is
-started, or connected to, again at the next call.
+started, or connected to, again at the next call. All connections are closed at
+the end of the process.
 """
 
 import asyncio
+import atexit
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
@@ -22,6 +24,7 @@ from searchrl.trajectory import (
     SearchError, Tool, ToolCall, ToolResult, is_search)
 
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.5, 30.0
+_CLOSE_SECS = 6.0  # the SDK waits 2 s before SIGTERM, and 2 s before SIGKILL
 _MAX_PAGES = 1000  # pages of a server's list of tools
 
 
@@ -273,5 +276,27 @@ _TASKS: set[Any] = set()  # tasks, which asyncio itself would not keep alive
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
   loop = asyncio.new_event_loop()
-  threading.Thread(target=loop.run_forever, daemon=True, name='mcp').start()
+  thread = threading.Thread(target=loop.run_forever, daemon=True, name='mcp')
+  thread.start()
+  atexit.register(_close_all, loop, thread)
   return loop
+
+
+def _close_all(loop: asyncio.AbstractEventLoop, thread: threading.Thread
+              ) -> None:
+  """Closes all connections, as the protocol says.
+
+  A server that was started here gets the end of its standard input, and after
+  a while signals.
+  """
+  async def close():
+    for task in _TASKS:
+      task.cancel()
+    if _TASKS:
+      await asyncio.wait(_TASKS)
+
+  if thread.is_alive():  # it is not in a forked process
+    try:
+      asyncio.run_coroutine_threadsafe(close(), loop).result(_CLOSE_SECS)
+    except TimeoutError:  # the process ends all the same
+      pass
