@@ -237,3 +237,19 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
   assert process.stdout.startswith('[ToolResult(') and not process.stderr
   with pytest.raises(ProcessLookupError):
     os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize('result, text', [
+    (dict(content=[], structuredContent={'city': 'Bône'}), '{"city": "Bône"}'),
+    (dict(content=[dict(type='text', text='x')], structuredContent={'a': 1}),
+     'x'),
+    (dict(content=[
+        dict(type='resource', resource=dict(uri='a:b', text='one\ntwo')),
+        dict(type='resource', resource=dict(uri='a:c', blob='AAAA')),
+        dict(type='image', data='AAAA', mimeType='image/png')]),
+     'one\ntwo\n(resource)\n(image)'),
+    (dict(content=[]), '')])
+def test_a_result_shows_its_texts_or_else_its_structure(result, text, tmp_path):
+  tool, = mcp_client.make(
+      command=raw(tmp_path, first=page('t'), t=result), call_secs=20)
+  assert tool.call([call('t')]) == [ToolResult(text)]

@@ -13,6 +13,7 @@ import atexit
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import json
 import os
 import threading
 import time
@@ -207,9 +208,7 @@ class _Server:
       return self._error('timeout', f'after {2 * self._call_secs:g} s')
     except Exception as error:  # whatever the SDK raises
       return self._error('unavailable', type(error).__name__)
-    texts = [part.text if part.type == 'text' else f'({part.type})'
-             for part in result.content]
-    return ToolResult('\n'.join(texts), is_error=bool(result.is_error))
+    return ToolResult(_text(result), is_error=bool(result.is_error))
 
   def _error(self, kind: str, detail: str) -> SearchError:
     return SearchError(kind, f'{self._place}: {detail}')
@@ -268,6 +267,17 @@ async def _all_tools(client: Any) -> list[Any]:
     page = await client.list_tools(cursor=cursor)
     tools += page.tools
   return tools
+
+
+def _text(result: Any) -> str:
+  """Returns a result as text: its structured content if it has nothing else."""
+  if not result.content and result.structured_content is not None:
+    return json.dumps(result.structured_content, ensure_ascii=False)
+  texts = []
+  for part in result.content:
+    source = part.resource if part.type == 'resource' else part
+    texts.append(getattr(source, 'text', f'({part.type})'))
+  return '\n'.join(texts)
 
 
 _TASKS: set[Any] = set()  # tasks, which asyncio itself would not keep alive
