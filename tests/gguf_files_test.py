@@ -277,6 +277,24 @@ def test_a_missing_file_is_refused(path, message):
      r'.* must be one number for all layers, but is \[2, 2\]'),
     (dict(fields={'tokenizer.chat_template.../x': '{{ x }}'}), 'must name its '
      "chat templates by letters, .* but has 'tokenizer.chat_template.../x'"),
+    (dict(fields={'tokenizer.chat_template': 3}), 'tokenizer.chat_template in '
+     '.*llama.gguf must be a text, but is 3'),
+    (dict(fields={'tokenizer.ggml.bos_token_id': 'x'}), 'bos_token_id in .* '
+     "must be one of the ids from 0 to 261, but is 'x'"),
+    (dict(fields={'tokenizer.ggml.tokens': 3}), 'llama.gguf must hold a whole '
+     'model, but: .*int'),
+    (dict(fields={'tokenizer.ggml.pre': ['x']}), 'llama.gguf must hold a whole '
+     'model, but: .*list'),
+    (dict(fields={'general.architecture': [1]}), 'must hold a model of llama, '),
+    (dict(fields={'split.count': 'x'}), 'llama.gguf is one of x parts'),
+    (dict(fields={'llama.context_length': 0}), 'max_position_embeddings in '
+     '.*llama.gguf must be a whole number from 1 on, but is 0'),
+    (dict(fields={'llama.attention.head_count': 0}), 'llama.gguf must hold a '
+     'whole model, but: integer division'),
+    (dict(fields={'llama.block_count': 'two'}), 'llama.block_count in .* must be '
+     "one number for all layers, but is 'two'"),
+    (dict(fields={'llama.block_count': 7}), 'llama.gguf must hold '
+     'llama.block_count=7 layers, but holds 2'),
     (dict(fields={'llama.rope.scale_linear': 4.0}), 'rope.scale_linear in .* '
      'must be 1.0, but is 4.0'),
     (dict(fields={'llama.rope.dimension_count': 8}), 'rope.dimension_count in '
@@ -297,6 +315,12 @@ def test_other_files_are_refused(tmp_path):
     gguf_files.unpack(tmp_path / 'no.gguf', tmp_path / 'made')
   shape = SHAPES['llama']
   values = tensors(folder_of(tmp_path, shape))
+  path = written(tmp_path, 'llama', shape, values)
+  path.write_bytes(path.read_bytes().replace(b'{{ mess', b'\xff{ mess'))
+  with pytest.raises(ValueError, match="llama.gguf must be a GGUF file, but: "
+                     "'utf-8' codec can't decode .* Fetch it again.") as caught:
+    gguf_files.unpack(path, tmp_path / 'made')
+  assert caught.type is ValueError
   with pytest.raises(ValueError, match="but names 'gemma', which is not imp"):
     gguf_files.unpack(
         written(tmp_path, 'gemma', shape, values), tmp_path / 'made')

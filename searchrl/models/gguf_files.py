@@ -34,6 +34,8 @@ _NAMES = {  # name in a GGUF -> name in `families.NAMES`
     'attn_k_norm': 'k_norm', 'ffn_gate': 'gate', 'ffn_up': 'up',
     'ffn_down': 'down'}
 _FACTORS = 'rope_freqs.weight'  # Llama 3's divisors of rotary frequencies
+_DAMAGE = (  # errors from a file with wrong bytes, types or numbers
+    ValueError, TypeError, LookupError, ArithmeticError)
 _SHARD_BYTES = 2 * 10**9
 
 
@@ -120,13 +122,13 @@ def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
                      "gguf. pip install 'gguf>=0.17'") from error
   try:
     reader = gguf.GGUFReader(file)
-  except (ValueError, IndexError) as error:
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+  except _DAMAGE as error:
     raise ValueError(f'{file} must be a GGUF file, but: {error}. Fetch it '
                      'again.') from error
-  fields = {name: field.contents() for name, field in reader.fields.items()}
   shapes = {tensor.name: tuple(reversed(tensor.shape.tolist()))
             for tensor in reader.tensors}
-  if (parts := fields.get('split.count', 1)) > 1:
+  if (parts := fields.get('split.count', 1)) not in (0, 1):
     raise ValueError(f'model.path must be a whole GGUF file, but {file} is one '
                      f'of {parts} parts. Join them: llama-gguf-split --merge.')
   folder.mkdir(parents=True)
@@ -138,17 +140,20 @@ def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
       raw['rope_scaling'] = _llama3_scaling(factors, raw, file)
     gguf_tokenizers.write(fields, folder, file)
     (folder / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
-    families.parse(raw, folder / 'config.json')  # a check
+    families.parse(raw, file)  # a check
     _write_weights(folder, _tensors(gguf, reader, raw, file))
-  except BaseException:
+  except BaseException as error:
     shutil.rmtree(folder)
+    if isinstance(error, _DAMAGE) and str(file) not in str(error):
+      raise ValueError(f'{file} must hold a whole model, but: {error}. Fetch it '
+                       'again.') from error
     raise
 
 
 def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
             file: pathlib.Path) -> dict[str, Any]:
   """Returns the content of config.json, from the fields of a GGUF file."""
-  kind = fields.get('general.architecture')
+  kind = str(fields.get('general.architecture'))
   if kind not in _ARCHITECTURES:
     raise ValueError(f'{file} must hold a model of {", ".join(_ARCHITECTURES)},'
                      f' but names {kind!r}, which is not implemented here.')
@@ -158,10 +163,10 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
     if found is None:
       raise ValueError(f'{file} must say {kind}.{name}, but does not. Fetch it '
                        'again.')
-    if isinstance(found, list):
+    if not isinstance(found, (type(default), int, float)):
       raise ValueError(
           f'{kind}.{name} in {file} must be one number for all layers, but is '
-          f'{found}, which is not implemented here.')
+          f'{found!r}, which is not implemented here.')
     # A float32 is written with the decimals that it has.
     return float(str(np.float32(found))) if isinstance(found, float) else found
 
@@ -172,6 +177,11 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
     if value(name, plain) != plain:
       raise ValueError(f'{kind}.{name} in {file} must be {plain!r}, but is '
                        f'{value(name)!r}, which is not implemented here.')
+  layers = {name.split('.')[1] for name in shapes if name.startswith('blk.')}
+  if value('block_count') != len(layers):
+    raise ValueError(f'{file} must hold {kind}.block_count='
+                     f'{value("block_count")!r} layers, but holds {len(layers)}.'
+                     ' Fetch it again.')
   if 'token_embd.weight' not in shapes:
     raise ValueError(f'{file} must hold the tensor token_embd.weight, but does '
                      'not. Fetch it again.')

@@ -52,10 +52,10 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
       raise ValueError(f'{file} must say tokenizer.ggml.{name}, but does not. '
                        'Fetch it again.')
   for name in _ROLES.values():
-    if name in own and not 0 <= own[name] < len(own['tokens']):
+    if name in own and own[name] not in range(len(own['tokens'])):
       raise ValueError(
           f'tokenizer.ggml.{name} in {file} must be one of the ids from 0 to '
-          f'{len(own["tokens"]) - 1}, but is {own[name]}. Fetch it again.')
+          f'{len(own["tokens"]) - 1}, but is {own[name]!r}. Fetch it again.')
   roles = {role: own['tokens'][own[name]] for role, name in _ROLES.items()
            if name in own}
   try:
@@ -91,6 +91,9 @@ def _write_templates(fields: Mapping[str, Any], folder: pathlib.Path,
       raise ValueError(
           f'{file} must name its chat templates by letters, digits, _, - and '
           f'., but has {key!r}. Fetch it again.')
+    if not isinstance(template, str):
+      raise ValueError(f'{key} in {file} must be a text, but is {template!r}. '
+                       'Fetch it again.')
     path = folder / (f'additional_chat_templates/{name}.jinja' if name
                      else 'chat_template.jinja')
     path.parent.mkdir(exist_ok=True)
