@@ -100,6 +100,57 @@ def test_arguments_are_checked_by_the_schema():
   assert seen == [{'a': 'x'}, {'a': 'z'}]
 
 
+def with_schema(*, schema):
+  return Tool('echo', 'Echoes.', schema, lambda calls: [
+      ToolResult('x') for _ in calls])
+
+
+def with_a(schema, **others):
+  return {'type': 'object', 'properties': {'a': schema}} | others
+
+
+DRAFT7 = 'http://json-schema.org/draft-07/schema#'
+PAIR = {'type': 'array', 'items': [{'type': 'string'}, {'type': 'integer'}]}
+TREE = {'$defs': {'tree': {'type': 'array', 'items': {'$ref': '#/$defs/tree'}}}}
+
+
+@pytest.mark.parametrize('schema, good, bad', [
+    (with_a(PAIR, **{'$schema': DRAFT7}), ['x', 1], ['x', 'y']),
+    (with_a({'$ref': '#/$defs/tree'}, **TREE), [[], [[]]], [[], [3]]),
+    (with_a({'$ref': 'x#/$defs/tree'}, **TREE, **{'$id': 'http://a.b/x'}), [], 3),
+    (with_a({'$ref': DRAFT7}), {'type': 'null'}, {'type': 3}),
+    (with_a({'enum': [{'$ref': '#/no'}]}), {'$ref': '#/no'}, 3),
+    (with_a({'pattern': '^x+$'}, **{'$schema': 'http://a.b/mine'}), 'xx', 'y')])
+def test_a_schema_is_of_the_draft_that_it_declares(schema, good, bad):
+  tool, = made('toolbox_test:with_schema', **{
+      'toolbox_test:with_schema': {'schema': schema}})
+  results = toolbox.checked(tool, tool.call)([
+      call('echo', a=good), call('echo', a=bad)])
+  assert [r.is_error for r in results] == [False, True]
+
+
+@pytest.mark.parametrize('schema, message', [
+    (with_a(PAIR), "are not: .* is not of type 'object', 'boolean'"),
+    (with_a({'$ref': '#/$defs/no'}), "refer to '#/\\$defs/no', which is not"),
+    (with_a({'$ref': '#no'}), "refer to '#no', which is not in them"),
+    (with_a({'anyOf': [{'items': {'$ref': 'http://a.b/c.json'}}]}),
+     "refer to 'http://a.b/c.json', which is not in them"),
+    (with_a({'$ref': '#/no/b'}, no={'b': {'$dynamicRef': '#gone'}}),
+     "refer to '#gone', which is not in them"),
+    (with_a({'pattern': r'^\p{L}$'}), "are not: '.*' is not a 'regex'"),
+    (with_a({'patternProperties': {'[': {}}},
+            **{'$schema': 'http://json-schema.org/draft-04/schema#'}),
+     "have the pattern '\\[', which Python cannot compile"),
+    (with_a({}, **{'$schema': 3}), "are not: 3 is not of type 'string'"),
+    ([], 'are not: ')])
+def test_a_schema_that_no_call_can_be_checked_by_is_refused(schema, message):
+  with pytest.raises(ValueError, match="the parameters of tool 'echo' must be a "
+                     f'JSON schema, but {message}.*leave the tool out, if a '
+                     'server gives it, by the option names'):
+    made('toolbox_test:with_schema', **{
+        'toolbox_test:with_schema': {'schema': schema}})
+
+
 def test_a_wrong_number_of_results_is_never_read_as_right():
   tool = Tool('echo', 'Echoes.', {'required': ['a']})
   checked = toolbox.checked(tool, lambda calls: [ToolResult('x')] * 3)

@@ -15,6 +15,7 @@ import jsonschema
 
 from searchrl.runtime import plugins
 from searchrl.search import engine_wrappers
+from searchrl.toolbox import tool_schemas
 from searchrl.trajectory import (
     SearchError, SearchFn, Tool, ToolCall, ToolResult, is_search)
 
@@ -115,12 +116,11 @@ def _check(tools: Sequence[Tool]) -> None:
       raise ValueError(
           f'tools must have different names, but {tool.name!r} occurs twice. '
           'Give one of them another name.')
-    try:
-      jsonschema.Draft202012Validator.check_schema(tool.parameters)
-    except jsonschema.SchemaError as error:
+    if fault := tool_schemas.fault(tool.parameters):
       raise ValueError(
           f'the parameters of tool {tool.name!r} must be a JSON schema, but '
-          f'are not: {error.message}. Correct them.') from error
+          f'{fault}. Correct them; or leave the tool out, if a server gives it, '
+          'by the option names.')
 
 
 def bind(search: SearchFn, tools: Sequence[Tool], **run: Any) -> SearchFn:
@@ -158,7 +158,7 @@ def checked(tool: Tool, call: Callable[[Sequence[ToolCall]], Sequence[Any]]
   The result of any other call is a message to the policy that names the error.
   If the tool returns a wrong number of results, all get a SearchError.
   """
-  validator = jsonschema.Draft202012Validator(tool.parameters)
+  validator = tool_schemas.validator(tool.parameters)
 
   def call_checked(calls: Sequence[ToolCall]) -> list[ToolResult | SearchError]:
     problems = [_problem(validator, call.arguments) for call in calls]
