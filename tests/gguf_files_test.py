@@ -207,6 +207,14 @@ def tokenizer_of(tmp_path, pre, pieces=(), kinds=(), **fields):
   return tokenizers.load(str(tmp_path))
 
 
+@pytest.mark.parametrize('fields, ends', [
+    ({}, (260,)), ({'eot_token_id': 260}, (260,)),
+    ({'eot_token_id': 259, 'eom_token_id': 261}, (260, 259, 261))])
+def test_a_text_ends_at_the_end_of_a_turn_or_message_too(
+    fields, ends, tmp_path):
+  assert tokenizer_of(tmp_path, 'qwen2', **fields).eos_ids == ends
+
+
 @pytest.mark.parametrize('kind', [5, 4], ids=['unused', 'as older files say'])
 def test_ids_that_fill_up_the_embedding_have_no_text(kind, tmp_path):
   tokenizer = tokenizer_of(tmp_path, 'qwen2', ['[PAD262]', '[PAD263]'],
@@ -297,6 +305,10 @@ def test_a_missing_file_is_refused(path, message):
      'llama.block_count=7 layers, but holds 2'),
     (dict(fields={'llama.rope.scale_linear': 4.0}), 'rope.scale_linear in .* '
      'must be 1.0, but is 4.0'),
+    (dict(fields={'llama.rope.scaling.factor': 4.0}), 'rope.scaling.factor in '
+     '.* must be 1.0, but is 4.0'),
+    (dict(fields={'tokenizer.ggml.eot_token_id': 900}), 'eot_token_id in .* '
+     'must be one of the ids from 0 to 261, but is 900'),
     (dict(fields={'llama.rope.dimension_count': 8}), 'rope.dimension_count in '
      '.* must be [0-9]+, but is 8')])
 def test_another_tokenizer_or_a_lost_part_is_refused_and_nothing_stays(
@@ -307,6 +319,15 @@ def test_another_tokenizer_or_a_lost_part_is_refused_and_nothing_stays(
   with pytest.raises(ValueError, match=message):
     gguf_files.unpack(path, tmp_path / 'made')
   assert not (tmp_path / 'made').exists()
+
+
+def test_a_factor_of_no_scaling_is_ignored(tmp_path):
+  shape = SHAPES['llama']
+  gguf_files.unpack(written(tmp_path, 'llama', shape, tensors(
+      folder_of(tmp_path, shape)), fields={
+          'llama.rope.scaling.type': 'none', 'llama.rope.scaling.factor': 4.0}),
+      tmp_path / 'made')
+  assert weights.read_config(str(tmp_path / 'made')) == shape
 
 
 def test_other_files_are_refused(tmp_path):

@@ -173,7 +173,10 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
   heads, width = value('attention.head_count'), value('embedding_length')
   head_dim = value('attention.key_length', width // heads)
   for name, plain in (('rope.scaling.type', 'none'), ('rope.scale_linear', 1.0),
+                      ('rope.scaling.factor', 1.0),
                       ('rope.dimension_count', head_dim), ('expert_count', 0)):
+    if name == 'rope.scaling.factor' and f'{kind}.rope.scaling.type' in fields:
+      continue  # it is of no use; without a type, llama.cpp scales linearly
     if value(name, plain) != plain:
       raise ValueError(f'{kind}.{name} in {file} must be {plain!r}, but is '
                        f'{value(name)!r}, which is not implemented here.')

@@ -24,6 +24,8 @@ _LLAMA3 = _QWEN2.replace(r'|\p{N}|', r'|\p{N}{1,3}|')
 _TEMPLATE = 'tokenizer.chat_template'  # key; before a named one's .NAME
 _ROLES = {'bos_token': 'bos_token_id', 'eos_token': 'eos_token_id',
           'pad_token': 'padding_token_id', 'unk_token': 'unknown_token_id'}
+# Ends of a text, of a turn, and of a message that calls a tool.
+_ENDS = ('eos_token_id', 'eot_token_id', 'eom_token_id')
 
 
 def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
@@ -51,7 +53,7 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
     if name not in own:
       raise ValueError(f'{file} must say tokenizer.ggml.{name}, but does not. '
                        'Fetch it again.')
-  for name in _ROLES.values():
+  for name in (*_ROLES.values(), *_ENDS):
     if name in own and own[name] not in range(len(own['tokens'])):
       raise ValueError(
           f'tokenizer.ggml.{name} in {file} must be one of the ids from 0 to '
@@ -70,6 +72,9 @@ def write(fields: Mapping[str, Any], folder: pathlib.Path, file: pathlib.Path
   _write_templates(fields, folder, file)
   generation = {f'{role}_id': own[name] for role, name in _ROLES.items()
                 if name in own and role != 'unk_token'}
+  ends = [*dict.fromkeys(own[name] for name in _ENDS if name in own)]
+  if ends:
+    generation['eos_token_id'] = ends if len(ends) > 1 else ends[0]
   for name, content in (('tokenizer_config', config),
                         ('generation_config', generation)):
     (folder / f'{name}.json').write_text(
