@@ -218,10 +218,10 @@ def simpleqa_prompt(trajectory: Trajectory) -> str:
 def read_grade(text: str) -> bool | None:
   """Returns True for the grade "A", correct; None if a reply has no grade.
 
-  "B", incorrect, and "C", not attempted, are False, and so is an "A" after "not".
-  The first grade counts. It may be spelt out; an "A" before a word in lower case
-  is an article. The published code reads the first capital A, B or C of any
-  word, and so takes "CORRECT" for a "C".
+  "B", incorrect, and "C", not attempted, are False, and so is an "A" after
+  "not". The first grade counts. It may be spelt out. An "A" before a word in
+  lower case is an article. The published code reads the first capital A, B or C
+  of any word, and so takes "CORRECT" for a "C".
   """
   grade = _GRADE.search(text)
   return bool(grade[1]) if grade else None
