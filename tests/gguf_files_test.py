@@ -293,14 +293,14 @@ def test_a_missing_file_is_refused(path, message):
      'model, but: .*int'),
     (dict(fields={'tokenizer.ggml.pre': ['x']}), 'llama.gguf must hold a whole '
      'model, but: .*list'),
-    (dict(fields={'general.architecture': [1]}), 'must hold a model of llama, '),
+    (dict(fields={'general.architecture': [1]}), 'must hold a model of llama'),
     (dict(fields={'split.count': 'x'}), 'llama.gguf is one of x parts'),
     (dict(fields={'llama.context_length': 0}), 'max_position_embeddings in '
      '.*llama.gguf must be a whole number from 1 on, but is 0'),
     (dict(fields={'llama.attention.head_count': 0}), 'llama.gguf must hold a '
      'whole model, but: integer division'),
-    (dict(fields={'llama.block_count': 'two'}), 'llama.block_count in .* must be '
-     "one number for all layers, but is 'two'"),
+    (dict(fields={'llama.block_count': 'two'}), 'llama.block_count in .* must '
+     "be one number for all layers, but is 'two'"),
     (dict(fields={'llama.block_count': 7}), 'llama.gguf must hold '
      'llama.block_count=7 layers, but holds 2'),
     (dict(fields={'llama.rope.scale_linear': 4.0}), 'rope.scale_linear in .* '

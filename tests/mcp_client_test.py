@@ -224,7 +224,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
   file.write_text(
       f'import os, time\nopen({str(pid)!r}, "w").write(str(os.getpid()))\n'
       f'{file.read_text()}time.sleep(600)\n')
-  process = subprocess.run([sys.executable, '-c', textwrap.dedent(f"""
+  program = textwrap.dedent(f"""
       import os, sys
       from searchrl.toolbox import mcp_client
       from searchrl.trajectory import ToolCall
@@ -233,7 +233,10 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
         sys.exit()
       os.wait()
       print(tool.call([ToolCall('pid', {{}}, None)]))
-      """)], capture_output=True, text=True, timeout=120, check=True)
+      """)
+  process = subprocess.run([sys.executable, '-Wignore', '-c', program],
+                           capture_output=True, text=True, timeout=120,
+                           check=True)
   assert process.stdout.startswith('[ToolResult(') and not process.stderr
   with pytest.raises(ProcessLookupError):
     os.kill(int(pid.read_text()), signal.SIGKILL)

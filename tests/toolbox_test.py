@@ -117,7 +117,8 @@ TREE = {'$defs': {'tree': {'type': 'array', 'items': {'$ref': '#/$defs/tree'}}}}
 @pytest.mark.parametrize('schema, good, bad', [
     (with_a(PAIR, **{'$schema': DRAFT7}), ['x', 1], ['x', 'y']),
     (with_a({'$ref': '#/$defs/tree'}, **TREE), [[], [[]]], [[], [3]]),
-    (with_a({'$ref': 'x#/$defs/tree'}, **TREE, **{'$id': 'http://a.b/x'}), [], 3),
+    (with_a({'$ref': 'x#/$defs/tree'}, **TREE, **{'$id': 'http://a.b/x'}),
+     [], 3),
     (with_a({'$ref': DRAFT7}), {'type': 'null'}, {'type': 3}),
     (with_a({'enum': [{'$ref': '#/no'}]}), {'$ref': '#/no'}, 3),
     (with_a({'pattern': '^x+$'}, **{'$schema': 'http://a.b/mine'}), 'xx', 'y')])
@@ -144,8 +145,8 @@ def test_a_schema_is_of_the_draft_that_it_declares(schema, good, bad):
     (with_a({}, **{'$schema': 3}), "are not: 3 is not of type 'string'"),
     ([], 'are not: ')])
 def test_a_schema_that_no_call_can_be_checked_by_is_refused(schema, message):
-  with pytest.raises(ValueError, match="the parameters of tool 'echo' must be a "
-                     f'JSON schema, but {message}.*leave the tool out, if a '
+  with pytest.raises(ValueError, match="the parameters of tool 'echo' must be "
+                     f'a JSON schema, but {message}.*leave the tool out, if a '
                      'server gives it, by the option names'):
     made('toolbox_test:with_schema', **{
         'toolbox_test:with_schema': {'schema': schema}})

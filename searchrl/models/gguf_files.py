@@ -145,8 +145,8 @@ def unpack(file: pathlib.Path, folder: pathlib.Path) -> None:
   except BaseException as error:
     shutil.rmtree(folder)
     if isinstance(error, _DAMAGE) and str(file) not in str(error):
-      raise ValueError(f'{file} must hold a whole model, but: {error}. Fetch it '
-                       'again.') from error
+      raise ValueError(f'{file} must hold a whole model, but: {error}. Fetch '
+                       'it again.') from error
     raise
 
 
@@ -182,9 +182,9 @@ def _config(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
                        f'{value(name)!r}, which is not implemented here.')
   layers = {name.split('.')[1] for name in shapes if name.startswith('blk.')}
   if value('block_count') != len(layers):
-    raise ValueError(f'{file} must hold {kind}.block_count='
-                     f'{value("block_count")!r} layers, but holds {len(layers)}.'
-                     ' Fetch it again.')
+    raise ValueError(
+        f'{file} must hold {kind}.block_count={value("block_count")!r} layers, '
+        f'but holds {len(layers)}. Fetch it again.')
   if 'token_embd.weight' not in shapes:
     raise ValueError(f'{file} must hold the tensor token_embd.weight, but does '
                      'not. Fetch it again.')

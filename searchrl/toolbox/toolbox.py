@@ -119,8 +119,8 @@ def _check(tools: Sequence[Tool]) -> None:
     if fault := tool_schemas.fault(tool.parameters):
       raise ValueError(
           f'the parameters of tool {tool.name!r} must be a JSON schema, but '
-          f'{fault}. Correct them; or leave the tool out, if a server gives it, '
-          'by the option names.')
+          f'{fault}. Correct them; or leave the tool out, if a server gives '
+          'it, by the option names.')
 
 
 def bind(search: SearchFn, tools: Sequence[Tool], **run: Any) -> SearchFn:
