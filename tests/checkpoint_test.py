@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """checkpoint: bitwise round trips, all kinds of damage, death at any point."""
 
+import errno
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import warnings
@@ -245,6 +247,73 @@ def test_damage_is_found_and_the_older_step_restored(tmp_path, damage):
   flip_bit(data_file(tmp_path, 2))
   assert restore(tmp_path)[0] == 1
   assert (tmp_path / '2.corrupt1').is_dir()
+
+
+def test_the_reason_of_damage_names_an_array_without_noise(tmp_path):
+  saved(tmp_path, 1, 2)
+  os.truncate(data_file(tmp_path, 2), 40)
+  *_, (note,) = restore(tmp_path)
+  assert 'params/layers/kernel' in note and 'TensorStore' not in note
+
+
+@pytest.fixture
+def run_of_a_user():
+  """A directory with steps 1 and 2; the test runs without rights of root."""
+  user, nobody = os.geteuid(), 65534
+  with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o777)
+    try:
+      os.seteuid(user or nobody)
+      yield saved(pathlib.Path(folder), 1, 2)
+    finally:
+      os.system(f'chmod -R u+rwX {folder}')
+      os.seteuid(user)
+
+
+@pytest.mark.parametrize('place', [
+    'integrity.json', 'extra.json', 'data', 'state', 'state/_METADATA'])
+def test_a_step_that_must_not_be_read_is_not_called_damaged(
+    run_of_a_user, place):
+  path = data_file(run_of_a_user, 2) if place == 'data' else (
+      run_of_a_user / '2' / place)
+  mode = path.stat().st_mode
+  path.chmod(0)
+  with pytest.raises(PermissionError, match=f"'{path}'$"):
+    restore(run_of_a_user)
+  path.chmod(mode)
+  assert checkpoint.steps(run_of_a_user) == [1, 2]
+  assert restore(run_of_a_user)[0] == 2
+
+
+@pytest.mark.parametrize('code', [errno.EMFILE, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize('place', ['integrity.json', 'state'])
+def test_a_read_that_fails_is_an_os_error_and_changes_nothing(
+    tmp_path, monkeypatch, place, code):
+  saved(tmp_path, 1, 2)
+  file = str(tmp_path / '2' / place)
+  read_text = pathlib.Path.read_text
+
+  def fail(path):
+    if str(path) == file:
+      raise OSError(code, os.strerror(code), file)
+    return read_text(path)
+
+  def fail_in_tensorstore(*_, **__):
+    try:
+      raise ValueError(f'Error reading "a/0": Failed to open: "{file}": '
+                       f"{os.strerror(code)} [os_error_code='{code}']")
+    except ValueError as error:
+      raise Exception('Encountered error while reading.') from error
+
+  with monkeypatch.context() as patch, pytest.raises(
+      OSError, match=f"'{file}'$") as error:
+    if place == 'state':
+      patch.setattr(checkpoint.ocp.Checkpointer, 'restore', fail_in_tensorstore)
+    else:
+      patch.setattr(pathlib.Path, 'read_text', fail)
+    restore(tmp_path)
+  assert error.value.errno == code
+  assert restore(tmp_path)[0] == 2 and checkpoint.steps(tmp_path) == [1, 2]
 
 
 def test_steps_that_were_never_committed_are_passed_over(tmp_path):

@@ -17,9 +17,8 @@ paths of leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
-import contextlib
 import errno
 import hashlib
 import itertools
@@ -39,6 +38,7 @@ import orbax.checkpoint as ocp
 from searchrl.runtime import array_digests
 from searchrl.runtime import atomic_files
 from searchrl.runtime import host_memory
+from searchrl.runtime import orbax_errors
 from searchrl.runtime import run_store
 
 Path = str | os.PathLike[str]
@@ -118,7 +118,7 @@ class Saver:
                 for name, leaf in copies.items()
                 if not array_digests.is_whole_on_each_host(leaf)}
     orbax = ocp.AsyncCheckpointer(_handler(leaves, in_background))
-    with _as_os_error(path):
+    with orbax_errors.of_writes(path):
       orbax.save(path / _STATE, args=ocp.args.PyTreeSave(copies))
     self._saving = self._thread.submit(
         self._commit, orbax, step, copies, gathered, extra_text, pinned)
@@ -150,7 +150,7 @@ class Saver:
     described = {name: gathered.get(name) or array_digests.describe(leaf)
                  for name, leaf in copies.items() if jax.process_index() == 0}
     path = self._directory / str(step)
-    with _as_os_error(path):
+    with orbax_errors.of_writes(path):
       orbax.close()  # waits until all is written
     if jax.process_index() == 0:
       atomic_files.write(path / _EXTRA, extra_text)
@@ -184,6 +184,7 @@ def restore(
   Raises:
     ValueError: The template does not match the state, all steps are damaged, or
       the step `at` is damaged or missing.
+    OSError: A file is there, but cannot be read. Nothing is changed.
   """
   directory = _absolute(directory)
   for step in sorted(set(_numbered(directory)) - set(steps(directory))):
@@ -229,6 +230,7 @@ def extra(directory: Path, step: int) -> dict[str, Any]:
 
   Raises:
     ValueError: The step differs from the saved data.
+    OSError: A file is there, but cannot be read.
   """
   path = _absolute(directory) / str(step)
   try:
@@ -276,7 +278,8 @@ def _read_seal(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     seal = json.loads((path / _MARKER).read_text())
     extra_text = (path / _EXTRA).read_text()
     signed = seal.pop('sha256')
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+  except (*orbax_errors.ABSENT, ValueError, KeyError, TypeError,
+          AttributeError) as error:
     raise _Damaged(f'{type(error).__name__}: {error}') from error
   if signed != _sha256(_to_json(seal)) or str(seal['step']) != path.name:
     raise _Damaged(f'{_MARKER} was altered')
@@ -295,10 +298,10 @@ def _read_leaves(path: pathlib.Path, leaves: dict[str, Any]) -> dict[str, Any]:
   try:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
       restored = checkpointer.restore(path / _STATE, args=args)
-  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+  except (MemoryError, jax.errors.JaxRuntimeError):
     raise  # says nothing about the files
   except Exception as error:  # Orbax documents no type for damaged files.
-    reason = f'{type(error).__name__}: {error}'
+    reason = orbax_errors.damage(path / _STATE, error)
   if not _all_agree(not reason):
     raise _Damaged(reason or 'another process could not read it')
   return restored
@@ -336,25 +339,6 @@ def _check_room(directory: pathlib.Path, leaves: dict[str, Any]) -> None:
   if not _all_agree(free >= needed):
     raise OSError(errno.ENOSPC, f'No space left: a checkpoint has {needed:,} '
                   f'bytes, and the disk {free:,}', str(directory))
-
-
-@contextlib.contextmanager
-def _as_os_error(path: pathlib.Path) -> Iterator[None]:
-  """Turns an error of a write in its body into one that names the checkpoint.
-
-  tensorstore raises a ValueError with the error number in its text. For files
-  that Orbax writes itself, the error has no file name.
-  """
-  try:
-    yield
-  except (ValueError, OSError) as error:
-    code = getattr(error, 'errno', None)
-    if match := re.search(r"os_error_code='(\d+)'", str(error)):
-      code = int(match[1])
-    if not code or getattr(error, 'filename', None):
-      raise
-    raise OSError(code, f'{os.strerror(code)}: a checkpoint could not be '
-                  'written; those before it are whole', str(path)) from error
 
 
 def _check_save(directory: pathlib.Path, step: int, leaves: dict[str, Any]
