@@ -38,6 +38,18 @@ def test_a_folder_that_is_not_finished_replaces_nothing(tmp_path):
     assert not list(new.iterdir())
 
 
+@pytest.mark.parametrize('line', [b'', b'{"a"', b'\xff'])
+def test_a_damaged_line_of_json_is_named(tmp_path, line):
+  file = tmp_path / 'rollbacks.jsonl'
+  assert atomic_files.read_jsonl(file) == []
+  file.write_bytes(b'{"a": 1}\n' + line + b'\n')
+  with pytest.raises(ValueError, match='line 2 of .*/rollbacks.jsonl must be '
+                                       'JSON, .* Restore the file, or delete'):
+    atomic_files.read_jsonl(file)
+  file.write_bytes(b'{"a": 1}\n[2]\n')
+  assert atomic_files.read_jsonl(file) == [{'a': 1}, [2]]
+
+
 @pytest.mark.parametrize('content', [b'', b'{', b'\xff'])
 def test_a_damaged_json_file_is_named(tmp_path, content):
   file = tmp_path / 'questions.json'

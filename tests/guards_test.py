@@ -167,6 +167,14 @@ def test_a_rollback_is_finished_after_a_kill(tmp_path, monkeypatch):
   assert checkpoint.steps(tmp_path / 'checkpoints') == [0, 4, 8]
 
 
+def test_a_damaged_file_of_rollbacks_is_named(tmp_path):
+  (tmp_path / rollbacks.FILE).write_text('{"rollback": 1, "to": 0}\n{"roll')
+  with pytest.raises(ValueError, match=(
+      f'line 2 of {tmp_path}/rollbacks.jsonl must be JSON, but is damaged: .*. '
+      'Restore the file, or delete that line')):
+    rollbacks.finish(tmp_path)
+
+
 def config_of(steps, **actions):
   config = train_test.tiny(grpo, steps=steps, checkpoint_every=1)
   config.evaluate.worlds.kinds = ()

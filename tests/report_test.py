@@ -289,12 +289,24 @@ def test_the_score_of_an_evaluation_is_its_main_score(tmp_path, tokenizer):
         run, 'evaluated after')} == {value}
 
 
-def test_a_damaged_file_of_trajectories_is_named(tmp_path, tokenizer):
+@pytest.mark.parametrize('damage', [
+    lambda data: data[:-9], lambda data: b'', lambda data: gzip.compress(b'{')])
+def test_a_damaged_file_of_trajectories_is_named(tmp_path, tokenizer, damage):
   write_run(tmp_path, tokenizer)
   file = tmp_path / 'trajectories' / 'step_000001.jsonl.gz'
-  file.write_bytes(file.read_bytes()[:-9])
+  file.write_bytes(damage(file.read_bytes()))
   run, = reading.runs([str(tmp_path)])
-  with pytest.raises(ValueError, match=f'{file} must be a whole file of traj'):
+  with pytest.raises(ValueError, match=(
+      f'{file} must be a whole file of traj.*. Move it away, and make the')):
+    rendered([run])
+
+
+def test_a_damaged_file_of_rollbacks_is_named(tmp_path, tokenizer):
+  write_run(tmp_path, tokenizer)
+  (tmp_path / 'rollbacks.jsonl').write_text('{"at": 3, "to": 0, "wh')
+  run, = reading.runs([str(tmp_path)])
+  with pytest.raises(ValueError, match=(
+      'line 1 of .*/rollbacks.jsonl must be JSON, but is damaged')):
     rendered([run])
 
 

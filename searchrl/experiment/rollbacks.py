@@ -78,10 +78,11 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
   A record has the keys rollback (its number, from 1), at (step at which the run
   failed), to (step of the checkpoint to which it returned), position (numbers
   of questions drawn before the failure) and why (the reason).
+
+  Raises:
+    ValueError: A line of the file is damaged.
   """
-  file = folder / FILE
-  return [json.loads(line) for line in file.read_text().splitlines()
-          ] if file.exists() else []
+  return atomic_files.read_jsonl(folder / FILE)
 
 
 def _rollbacks(path: pathlib.Path, step: int) -> int:

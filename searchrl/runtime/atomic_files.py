@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic writes: an interrupted write leaves the old file or folder.
 
-Other functions read a JSON file that may be missing, and return the digest of a
-file.
+Other functions read a JSON or jsonl file that may be missing, and return the
+digest of a file.
 """
 
 from collections.abc import Iterator
@@ -67,6 +67,24 @@ def read_json(file: pathlib.Path) -> Any:
   except ValueError as error:  # also of UTF-8
     raise ValueError(f'{file} must be JSON, but is damaged: {error}. Restore '
                      'it, or delete it if it can be made again.') from error
+
+
+def read_jsonl(file: pathlib.Path) -> list[Any]:
+  """Returns the values in the lines of a file; [] if there is no such file.
+
+  Raises:
+    ValueError: A line is damaged.
+  """
+  values: list[Any] = []
+  lines = file.read_bytes().splitlines() if file.exists() else []
+  for number, line in enumerate(lines, start=1):
+    try:
+      values.append(json.loads(line))
+    except ValueError as error:  # also of UTF-8
+      raise ValueError(
+          f'line {number} of {file} must be JSON, but is damaged: {error}. '
+          'Restore the file, or delete that line.') from error
+  return values
 
 
 def sha256(path: str | pathlib.Path) -> str:

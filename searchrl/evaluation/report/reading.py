@@ -4,6 +4,7 @@
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -57,9 +58,7 @@ class Run:
   @functools.cached_property
   def rollbacks(self) -> list[dict[str, Any]]:
     """Rollbacks in order of time: {'at': step, 'to': step, 'why': reason}."""
-    file = self.folder / _ROLLBACKS
-    return [json.loads(line) for line in file.read_text().splitlines()
-           ] if file.exists() else []
+    return atomic_files.read_jsonl(self.folder / _ROLLBACKS)
 
   @functools.cached_property
   def tables(self) -> dict[str, list[dict[str, Any]]]:
@@ -229,42 +228,38 @@ def _shares(counts: Sequence[int], most: int) -> list[int]:
   return shares
 
 
-def _count(file: pathlib.Path) -> int:
-  """Returns the number of lines of a file of trajectories.
-
-  Raises:
-    ValueError: The file is damaged.
-  """
+@contextlib.contextmanager
+def _named(file: pathlib.Path, of: str = ' of trajectories') -> Iterator[None]:
+  """Raises a ValueError that names the file if the body finds it damaged."""
   try:
-    with gzip.open(file) as lines:
-      return sum(1 for _ in lines)
-  except (EOFError, OSError, zlib.error) as error:
-    raise ValueError(
-        f'{file} must be a whole file of trajectories, gzipped jsonl, but is '
-        f'not: {error}. Move it away, and make the report again.') from error
-
-
-def _learned(file: pathlib.Path) -> dict[tuple[int, int], dict[str, Any]]:
-  """Calls `records.read_learned`; a ValueError names the file if damaged."""
-  try:
-    return records.read_learned(file)
+    yield
   except (EOFError, OSError, zlib.error, ValueError) as error:
     raise ValueError(
-        f'{file} must be a whole file, gzipped jsonl, but is not: {error}. '
+        f'{file} must be a whole file{of}, gzipped jsonl, but is not: {error}. '
         'Move it away, and make the report again.') from error
+
+
+def _count(file: pathlib.Path) -> int:
+  """Returns the number of lines of a file of trajectories."""
+  with _named(file), gzip.open(file) as lines:
+    return sum(1 for _ in lines)
 
 
 def _entries(run: Run, where: str, files: Sequence[pathlib.Path]
             ) -> Iterator[Entry]:
   for file in files:
+    with _named(file):
+      lines = records.unpacked(file.read_bytes())
     if file.parent.name == 'trajectories':
-      learned = _learned(run.folder / 'learned' / file.name)
-      for trajectory in records.read(file):
+      updates = run.folder / 'learned' / file.name
+      with _named(updates, of=''):
+        learned = records.read_learned(updates)
+      for trajectory in map(records.from_json, lines):
         yield Entry(run, where, trajectory.question.data_source, trajectory,
                     trajectory.reward,
                     learned.get((trajectory.group, trajectory.sample), {}))
     else:
-      for record in records.unpacked(file.read_bytes()):
+      for record in lines:
         name = ', '.join(dict.fromkeys(
             record[key] for key in ('method', 'set', 'engine', 'decoding')))
         values = record.get('score', {}).get('values', {})
