@@ -20,6 +20,7 @@ import time
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h: an internal error
 
 _FACTOR = 10  # limit in units of the median interval
+_CHECKS = 60  # number of checks in `floor_secs`
 _STDERR = 2  # descriptor, because a stuck thread may hold sys.stderr's lock
 
 
@@ -32,8 +33,10 @@ class Watchdog:
           ...
 
   The limit between two beats is 10 times the median of the last 64 intervals,
-  but at least `floor_secs`. The watchdog runs in a thread. It cannot end the
-  process while another thread keeps the interpreter's lock (GIL).
+  but at least `floor_secs`. Time for which the process was stopped, as by
+  SIGSTOP or a suspended SLURM job, does not count. The watchdog runs in a
+  thread. It cannot end the process while another thread keeps the interpreter's
+  lock (GIL).
 
   Args:
     floor_secs: Smallest limit, in seconds. It must be longer than the longest
@@ -76,9 +79,14 @@ class Watchdog:
     intervals = list(self._intervals)  # at once; another thread appends
     return max(_FACTOR * statistics.median(intervals or [0]), self._floor)
 
-  def report(self) -> str:
-    """Returns a text if the next heartbeat is overdue, else ''."""
-    limit, silent = self.limit_secs(), self._clock() - self._last
+  def report(self, stopped_secs: float = 0) -> str:
+    """Returns a text if the next heartbeat is overdue, else ''.
+
+    Args:
+      stopped_secs: Seconds since the last beat that do not count.
+    """
+    limit = self.limit_secs()
+    silent = self._clock() - self._last - stopped_secs
     if silent <= limit:
       return ''
     return (f'Watchdog: no beat for {silent:.0f} s after {self._tag!r}, but '
@@ -86,10 +94,16 @@ class Watchdog:
             f'least {self._floor:g} s).')
 
   def _watch(self) -> None:
-    while not (report := self.report()):
-      left = self.limit_secs() - (self._clock() - self._last)
-      if self._over.wait(left + 1e-3):
+    pause, stopped, before = self._floor / _CHECKS, 0.0, self._clock()
+    while not (report := self.report(stopped)):
+      if self._over.wait(pause):
         return
+      now, last = self._clock(), self._last
+      if last > before:
+        stopped = 0.0
+      # A much longer wait means that the process was stopped meanwhile.
+      stopped += max(now - max(before, last) - 2 * pause, 0)
+      before = now
     report += (f'\nThe process ends with code {EXIT_CODE}; restart all '
                'processes. What each thread was doing:\n')
     try:
