@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """pending_searches: results by owner, late or failed ones as outcomes."""
 
+import queue
 import threading
 
 import pytest
@@ -112,3 +113,39 @@ def test_a_late_call_has_failed_and_what_it_brings_is_dropped():
   assert (late.queries, late.timeouts, late.errors, late.empty) == (1, 1, 1, 0)
   assert late.secs >= 0.05
   assert (fine.queries, fine.errors) == (1, 0)
+
+
+@pytest.mark.parametrize('stopped_secs', [0, 100])
+def test_the_time_of_a_stopped_process_counts_for_no_call(stopped_secs):
+  """The clock is a fake, which the first wait puts forward."""
+  now, gate, waits = [0.0], threading.Event(), []
+
+  class Answers(queue.SimpleQueue):
+
+    def get(self, timeout):
+      if not timeout:
+        return super().get(block=False)
+      waits.append(timeout)
+      if len(waits) == 1:
+        now[0] += timeout + stopped_secs
+        raise queue.Empty
+      gate.set()
+      return super().get()
+
+  def search(queries):
+    gate.wait()
+    return echo(queries)
+
+  pending = pending_searches.PendingSearches(
+      search, timeout_secs=4, calls=1, clock=lambda: now[0])
+  pending._back = Answers()
+  pending.submit('a', [query('1')])
+  results = pending.some()
+  gate.set()
+  call, = pending.finished
+  if stopped_secs:
+    assert texts(results) == {'a': ['1']}
+    assert waits == [4, 4] and (call.timeouts, call.secs) == (0, 0)
+  else:
+    assert results == {'a': [SearchError('timeout', 'after 4 s')]}
+    assert waits == [4] and (call.timeouts, call.secs) == (1, 4)

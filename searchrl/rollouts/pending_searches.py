@@ -26,6 +26,7 @@ from searchrl.trajectory import (
 
 Result = Passages | ToolResult | SearchError
 Results = dict[Any, list[Result]]  # owner -> results of the owner's queries
+_STOPPED_SECS = 1  # by which a wait is longer if the process was stopped
 _Entry = tuple[Hashable, tuple[Query | ToolCall, ...]]  # an owner, its queries
 
 
@@ -136,12 +137,20 @@ class PendingSearches:
     """Returns the results of the call that ends next, by owner.
 
     It waits at most `wait_secs` seconds. If no call has ended by then, it
-    returns the timeout errors of one late call, or {} if no call is late.
+    returns the timeout errors of one late call, or {} if no call is late. The
+    time of a wait in which the process was stopped counts for no call.
     """
+    before = self._clock()
     try:
       number, end, results = self._back.get(timeout=wait_secs)
     except queue.Empty:
-      return self._give_up()
+      elapsed = self._clock() - before
+      if elapsed < wait_secs + _STOPPED_SECS:
+        return self._give_up()
+      self._running = {
+          number: (tool, start + elapsed, entries)
+          for number, (tool, start, entries) in self._running.items()}
+      return {}
     if number not in self._running:  # it has timed out already
       return self._take(0)
     return self._finish(number, end, results)
@@ -160,7 +169,8 @@ class PendingSearches:
               results: Sequence[Result]) -> Results:
     """Adds an ended call to `finished`, and returns its results by owner."""
     tool, start, entries = self._running.pop(number)
-    self.finished.append(calls_lib.count(end - start, results, tool))
+    self.finished.append(calls_lib.count(  # may have ended before a late start
+        max(end - start, 0), results, tool))
     remaining = iter(results)
     return {owner: [next(remaining) for _ in queries]
             for owner, queries in entries}
