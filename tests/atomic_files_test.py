@@ -33,8 +33,11 @@ def test_a_folder_that_is_not_finished_replaces_nothing(tmp_path):
     with atomic_files.new_folder(tmp_path / 'i') as new:
       (new / 'half').touch()
       raise KeyboardInterrupt
+  assert [path.name for path in tmp_path.iterdir()] == ['i']
   assert [path.name for path in (tmp_path / 'i').iterdir()] == ['old']
-  with atomic_files.new_folder(tmp_path / 'i') as new:  # what was left is cleared
+  (tmp_path / '.i.unfinished').mkdir()  # left by a killed process
+  (tmp_path / '.i.unfinished' / 'half').touch()
+  with atomic_files.new_folder(tmp_path / 'i') as new:
     assert not list(new.iterdir())
 
 

@@ -7,6 +7,7 @@ golden/make_golden.py made them. Logits are compared in transformer_test, and
 how tensors are read and written is tested in tensors_test.
 """
 
+import errno
 import json
 import pathlib
 import shutil
@@ -99,6 +100,32 @@ def test_a_round_trip_is_bitwise(name, dtype, tmp_path):
   raw = json.loads((tmp_path / 'ours' / 'config.json').read_text())
   assert raw['eos_token_id'] == 3 and raw['dtype'] == dtype
   assert raw['bos_token_id'] is None  # as there; transformers' default is 1
+
+
+def test_a_model_that_cannot_be_written_leaves_nothing_on_the_disk(
+    folder, tmp_path, monkeypatch):
+  config, params = read(folder)
+  target = tmp_path / 'models' / 'mine'
+
+  def save():
+    weights.save(target, params, config, tokenizer_from=folder, eos_id=3)
+
+  def fill(path, *_, **__):
+    (path / 'model.safetensors').write_bytes(b'half')
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  save()
+  files = {file: file.read_bytes() for file in target.iterdir()}
+  with monkeypatch.context() as patch:
+    patch.setattr(tensors, 'save', fill)
+    with pytest.raises(OSError, match='No space left'):
+      save()
+  assert [*target.parent.iterdir()] == [target]
+  assert {file: file.read_bytes() for file in target.iterdir()} == files
+  unfinished = target.with_name('.mine.unfinished')
+  (unfinished / 'left_by_a_kill').mkdir(parents=True)
+  save()
+  assert [*target.parent.iterdir()] == [target]
 
 
 def same_tensors(one, other):

@@ -284,8 +284,8 @@ def export(
 ) -> None:
   """Writes a model's folder for transformers: config, weights and tokenizer.
 
-  It is for a model of any kind. An interrupted call leaves no incomplete
-  folder. With several processes, all must call it; the first one writes.
+  It is for a model of any kind. A call that fails leaves no incomplete folder,
+  and the next call deletes that of a killed one. With several processes, all must call it; the first one writes.
 
   Args:
     folder: Path of a folder that is new, empty, or an earlier export.
@@ -308,18 +308,27 @@ def export(
     _check_replaceable(path)
     shutil.rmtree(new, ignore_errors=True)  # left by a run that was killed
     new.mkdir(parents=True)
-  tensors.save(new, params, names, dtype=dtype, shard_bytes=shard_bytes)
-  if writes:
-    (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
-    source = pathlib.Path(locate(tokenizer_from))
-    for pattern in _TOKENIZER:
-      for file in filter(pathlib.Path.is_file, source.glob(pattern)):
-        copy = new / file.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
-    if (new / _GENERATION).exists():
-      _add_ends(new / _GENERATION, raw.get('eos_token_id'))
-    _replace(path, new)
+  try:
+    tensors.save(new, params, names, dtype=dtype, shard_bytes=shard_bytes)
+    if writes:
+      (new / 'config.json').write_text(json.dumps(raw, indent=2) + '\n')
+      _copy_tokenizer(pathlib.Path(locate(tokenizer_from)), new)
+      if (new / _GENERATION).exists():
+        _add_ends(new / _GENERATION, raw.get('eos_token_id'))
+      _replace(path, new)
+  except BaseException:
+    if writes:
+      shutil.rmtree(new, ignore_errors=True)  # a full disk needs the room
+    raise
+
+
+def _copy_tokenizer(source: pathlib.Path, target: pathlib.Path) -> None:
+  """Copies the files of a folder's tokenizer to another folder."""
+  for pattern in _TOKENIZER:
+    for file in filter(pathlib.Path.is_file, source.glob(pattern)):
+      copy = target / file.relative_to(source)
+      copy.parent.mkdir(exist_ok=True)
+      shutil.copyfile(file, copy)
 
 
 def _add_ends(path: pathlib.Path, eos_id: int | list[int] | None) -> None:

@@ -97,11 +97,16 @@ def sha256(path: str | pathlib.Path) -> str:
 def new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields an empty directory that replaces `folder` when the body ends.
 
-  If the body raises or is killed, `folder` stays as it was.
+  If the body raises or is killed, `folder` stays as it was. After an error, the
+  new directory is deleted, since a full disk needs the room.
   """
   unfinished = folder.with_name(f'.{folder.name}.unfinished')
   shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed run
   unfinished.mkdir(parents=True)
-  yield unfinished
+  try:
+    yield unfinished
+  except BaseException:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    raise
   shutil.rmtree(folder, ignore_errors=True)
   unfinished.rename(folder)
