@@ -53,6 +53,20 @@ def test_runs_of_a_common_name_are_exported_apart(run, name):
   assert export._name(pathlib.Path(run)) == name
 
 
+def test_a_warning_about_checkpoints_is_a_message(
+    run, tmp_path, capsys, recwarn):
+  folder, _ = run
+  unfinished = folder / 'checkpoints' / '9'
+  unfinished.mkdir()
+  try:
+    export.run(configured(folder), str(tmp_path))
+  finally:
+    unfinished.rmdir()
+  text = f'Checkpoint {unfinished} was never committed; skipped.'
+  assert f'Warning: {text}\n' in capsys.readouterr().err
+  assert text not in [str(warning.message) for warning in recwarn]
+
+
 def test_a_step_that_is_not_kept_names_those_that_are(run, tmp_path):
   with pytest.raises(ValueError, match='has kept, one of 3, but is at 20'):
     export.run(configured(run[0], step=20), str(tmp_path))

@@ -137,7 +137,7 @@ def _with_critic(state: dict[str, Any], note: dict[str, Any], named: str
   past_runs.kept_step(run, step, 'train.init_from')
   restored = checkpoint.restore(
       run / 'checkpoints', {'critic': {'params': state['critic'].params}},
-      at=step, partial=True)
+      at=step, partial=True, warn=processes.warn)
   assert restored  # kept_step has found its checkpoint
   return state | {'critic': dataclasses.replace(
       state['critic'], params=restored[1]['critic']['params'])}

@@ -122,7 +122,7 @@ def restore(experiment: Experiment, folder: pathlib.Path, *, keep: int,
   with progress_lib.phase('Looking for a checkpoint'):
     restored = checkpoint.restore(
         folder / 'checkpoints', experiment.learner.train_step.abstract_state(),
-        warn=lambda text: processes.say(f'Warning: {text}'))
+        warn=processes.warn)
   if restored:
     _, state, extra = restored
     progress = rollbacks.applied(folder, Progress.from_json(extra))

@@ -376,7 +376,7 @@ def trained(run: pathlib.Path, base: transformer.Params,
   with progress.phase(f'Loading the policy of {run}'):
     restored = checkpoint.restore(
         run / 'checkpoints', {'policy': {'params': template}}, partial=True,
-        at=step)
+        at=step, warn=processes.warn)
   if restored is None:
     raise FileNotFoundError(
         f'evaluate.run must be the folder of a run with checkpoints, but {run} '

@@ -130,6 +130,11 @@ def say(text: str, file: Any = None) -> None:
     print(text, file=file, flush=True)
 
 
+def warn(text: str) -> None:
+  """Logs a warning on the first process only."""
+  say(f'Warning: {text}')
+
+
 def count() -> int:
   """Returns the number of processes, without touching a device."""
   return distributed.global_state.num_processes

@@ -163,8 +163,10 @@ def _restored(folder: pathlib.Path, state: Any) -> tuple[Any, dict[str, Any]]:
   metrics of the updates after its last means.
   """
   with progress_lib.phase('Looking for a checkpoint'):
-    _, state, record = checkpoint.restore(folder, state) or (
-        0, state, {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'recent': []})
+    _, state, record = checkpoint.restore(
+        folder, state, warn=processes.warn) or (
+            0, state,
+            {'steps': 0, 'tokens': 0, 'cpu_seconds': 0.0, 'recent': []})
   return state, record
 
 
