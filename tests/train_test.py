@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """train: the whole loop on the shipped model; exact resume, and refusals."""
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -137,6 +138,21 @@ def test_evaluations_and_samples_after_a_restored_step_are_forgotten(tmp_path):
   assert {path.name.partition('.')[0] for path in tmp_path.glob('*/*')} == {
       'before', 'step_000001', 'step_000002'}
   assert len([*tmp_path.glob('*/*')]) == 7
+
+
+def test_lost_lines_of_metrics_are_a_warning(tmp_path, capsys):
+  with contextlib.closing(metrics.Writer(tmp_path)) as writer:
+    for step in (0, 1, 2, 3):
+      writer.write(step, {'reward': 0.5})
+    train._warn_of_lost_lines(tmp_path, writer, 0)
+    train._warn_of_lost_lines(tmp_path, writer, 3)
+    assert not capsys.readouterr().err
+    writer.path.write_text(
+        ''.join(writer.path.read_text().splitlines(keepends=True)[:2]))
+    train._warn_of_lost_lines(tmp_path, writer, 3)
+    assert (f'Warning: {writer.path} must have a line for each step up to 3, '
+            'but has none for 2 of them, the first of which is 2; restore'
+            ) in capsys.readouterr().err
 
 
 def test_the_end_is_forgotten_by_a_run_that_goes_on(tmp_path, capsys):

@@ -81,6 +81,7 @@ def _train(config, folder: pathlib.Path) -> None:
       config=json.loads(config.to_json()),
       enabled=processes.is_first())) as writer:
     writer.truncate(progress.step)
+    _warn_of_lost_lines(folder, writer, progress.step)
     processes.on_first(
         'forget', lambda: health.forget_after(progress.step, folder))
     if progress.step == 0 and config.evaluate.initial:
@@ -109,6 +110,16 @@ def _train(config, folder: pathlib.Path) -> None:
   with progress_lib.phase('Drawing the curves'):
     processes.on_first('finish', lambda: _finish(
         folder, progress, f'{recipe}, seed {config.seed}'))
+
+
+def _warn_of_lost_lines(folder: pathlib.Path, writer: metrics.Writer, step: int
+                       ) -> None:
+  """Warns if steps up to a restored one have no metrics: the file was damaged."""
+  if missing := writer.missing(step):
+    processes.warn(
+        f'{folder / metrics.FILE} must have a line for each step up to {step}, '
+        f'but has none for {len(missing)} of them, the first of which is '
+        f'{missing[0]}; restore the file, or curves and tables lack them.')
 
 
 def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:

@@ -92,6 +92,16 @@ class Writer:
         any(name.startswith(prefix) for name in line)
         for line in read(self.path))
 
+  def missing(self, step: int) -> list[int]:
+    """Returns the steps from 1 to `step` that have no line.
+
+    Processes that do not write return [].
+    """
+    if self._file is None:
+      return []
+    held = {line[self._step_field] for line in read(self.path)}
+    return sorted({*range(1, step + 1)} - held)
+
   def truncate(self, step: int) -> None:
     """Drops the lines of later steps, for a run that was restored at `step`.
 
