@@ -4,6 +4,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -82,6 +83,34 @@ def test_files_beside_a_run_may_move_with_it(tmp_path):
   (new / 'other').mkdir()
   with pytest.raises(ValueError, match='new/tune/model. -> .*new/other'):
     prepare(new, 'other')
+
+
+@pytest.mark.parametrize('change', [
+    lambda model: (model / 'weights').write_bytes(b'xy'),
+    lambda model: (model / 'weights').unlink(),
+    lambda model: (model / 'other').touch(),
+    lambda model: (shutil.rmtree(model), model.touch())])
+def test_files_beside_a_run_may_be_copied_with_it(tmp_path, change):
+  def prepare(top, path):
+    with folder_lock.release_at_end():
+      workdir.prepare(top / 'grpo', dict(path=str(top / path)))
+
+  old, new = tmp_path / 'old', tmp_path / 'new'
+  (old / 'tune' / 'model').mkdir(parents=True)
+  (old / 'tune' / 'model' / 'weights').write_bytes(b'xx')
+  (old / 'data.jsonl').write_bytes(b'{}')
+  for path in ('tune/model', 'data.jsonl'):
+    prepare(old, path)
+    shutil.copytree(old, new)
+    prepare(new, path)
+    assert read(new / 'grpo') == dict(path=str(new / path))
+    shutil.rmtree(new)
+    shutil.rmtree(old / 'grpo')
+  prepare(old, 'tune/model')
+  shutil.copytree(old, new)
+  change(new / 'tune' / 'model')
+  with pytest.raises(ValueError, match='old/tune/model. -> .*new/tune/model'):
+    prepare(new, 'tune/model')
 
 
 def test_an_error_puts_the_files_of_a_run_back(tmp_path):

@@ -9,6 +9,7 @@ refused, because a run with two different configs has no meaning.
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
+import filecmp
 import importlib.metadata
 import json
 import os
@@ -264,8 +265,8 @@ def _is_same(before: Any, after: Any, folder: pathlib.Path) -> bool:
   """Returns whether two values are equal, or are paths of the same file.
 
   The paths may be spelled differently, or `before` may be the old path of a
-  file that was moved together with the run's folder. Runs in one folder, such
-  as the phases of a job, name each other's files.
+  file that was moved or copied together with the run's folder. Runs in one
+  folder, such as the phases of a job, name each other's files.
   """
   if before == after or not isinstance(before, str) or not isinstance(
       after, str):
@@ -276,9 +277,20 @@ def _is_same(before: Any, after: Any, folder: pathlib.Path) -> bool:
     return True
   places = [os.path.relpath(after, above) for above in (
       folder.parent, folder.parent.parent)]
-  return os.path.exists(after) and not os.path.exists(before) and any(
-      not place.startswith('..') and before.endswith(f'/{place}')
-      for place in places)
+  return any(not place.startswith('..') and before.endswith(f'/{place}')
+             for place in places) and os.path.exists(after) and (
+                 not os.path.exists(before) or _is_copy(before, after))
+
+
+def _is_copy(one: str, other: str) -> bool:
+  """Returns whether two files, or two folders of files, have equal bytes."""
+  if not (os.path.isdir(one) and os.path.isdir(other)):
+    return os.path.isfile(one) and os.path.isfile(other) and filecmp.cmp(
+        one, other, shallow=False)
+  names = sorted(os.listdir(one))
+  return names == sorted(os.listdir(other)) and all(
+      _is_copy(os.path.join(one, name), os.path.join(other, name))
+      for name in names)
 
 
 def _as_json(value: Any) -> Any:
