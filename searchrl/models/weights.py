@@ -285,7 +285,8 @@ def export(
   """Writes a model's folder for transformers: config, weights and tokenizer.
 
   It is for a model of any kind. A call that fails leaves no incomplete folder,
-  and the next call deletes that of a killed one. With several processes, all must call it; the first one writes.
+  and the next call deletes that of a killed one. With several processes, all
+  must call it; the first one writes.
 
   Args:
     folder: Path of a folder that is new, empty, or an earlier export.
