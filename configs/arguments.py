@@ -161,7 +161,8 @@ def with_run(text: str, make: Callable[[str], ml_collections.ConfigDict]
     others = [str(file.parent) for file in parent.glob('*/config.json')
               if '/' in run]
     way_out = (f'The nearest: {", ".join(_nearest(run, others))}.' if others
-               else f'Without a run: {error}')
+               else 'Train it first, or go to the folder in which runs/ is.'
+               if parent.name == 'runs' else f'Without a run: {error}')
     raise ValueError('run must be the folder of a run, with its config.json, '
                      f'but {run!r} is none. {way_out}') from error
 

@@ -22,7 +22,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.report:run'
   config.report = dict(
-      # Runs, evaluations, or directories of them.
+      # Runs, evaluations, or directories of them. A text may join several by
+      # commas.
       runs=tuple((text or 'runs/dspo').split(',')),
       # Most trajectories on the page, spread evenly over the steps.
       trajectories=field(2000, at_least=0, zero='none'),

@@ -56,6 +56,13 @@ def test_a_run_that_is_not_there_names_the_nearest_one(tmp_path):
         f'{tmp_path}/other.')
 
 
+def test_without_any_run_it_is_said_to_train_one(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ValueError, match="'runs/dspo' is none. Train it first, or "
+                     'go to the folder in which runs/ is.'):
+    config_of('ask', 'runs/dspo')
+
+
 @pytest.mark.parametrize('recipe, short, pairs', [
     ('grpo', 'smoke', 'size=smoke'), ('grpo', '', 'size=laptop'),
     ('dspo', 'qwen2.5-7b', 'model=qwen2.5-7b'),

@@ -25,7 +25,9 @@ def test_a_command_stands_for_flags(given, wanted):
     ('train --plan', 'must be followed by the file'),
     ('evalute runs/a', "'evalute' is none. Did you mean searchrl evaluate?"),
     ('trian configs/dspo.py', 'Did you mean searchrl train?'),
-    ('serv', 'Did you mean searchrl serve?')])
+    ('serv', 'Did you mean searchrl serve?'),
+    ('report runs/a runs/b --config.seed=1', "'runs/b' follow it. Join several by")
+])
 def test_a_wrong_command_is_refused(given, message):
   with pytest.raises(ValueError, match=message):
     command.expand(given.split())

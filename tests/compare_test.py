@@ -74,3 +74,13 @@ def test_overlap_is_of_normalised_questions():
           'other': [tiny.question('c', 'y')]}
   assert compare.overlap([tiny.question('t', 'who is king')], test) == {
       'nq': 0.5, 'other': 0.0}
+
+
+def test_overlap_with_answers_is_of_questions_about_the_same_fact():
+  test = {'nq': [
+      tiny.question('a', 'Who is the king?', answers=('Ann', 'The B')),
+      tiny.question('b', 'Who rides?', answers=('C',))]}
+  train = [tiny.question('t', 'who is king', answers=('b!',)),
+           tiny.question('u', 'Who rides?', answers=('D',))]
+  assert compare.overlap(train, test) == {'nq': 1.0}
+  assert compare.overlap(train, test, with_answers=True) == {'nq': 0.5}

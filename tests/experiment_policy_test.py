@@ -67,6 +67,14 @@ def test_a_newest_step_that_cannot_be_read_is_passed_over(
   assert past_runs.kept_step(run, 4, 'evaluate.run') == 4  # as it was asked for
 
 
+@pytest.mark.parametrize('step', ['nix', '', '-1'])
+def test_a_step_that_is_none_is_named(run, step):
+  folder, number = past_runs.parse_run(f'{run[0]}@{step}')
+  with pytest.raises(FileNotFoundError) as caught:
+    past_runs.kept_step(folder, number, 'evaluate.run')
+  assert f'{step!r} is no step: write {run[0]}@STEP, ' in str(caught.value)
+
+
 def test_a_run_is_named_by_its_folder_a_step_or_its_best(tmp_path):
   (tmp_path / 'config.json').write_text('{"seed": 0}')
   name = str(tmp_path)

@@ -330,6 +330,24 @@ def test_runs_may_be_below_a_folder_named_evaluation(tmp_path, tokenizer):
   assert 'hold no trajectories' not in rendered([run], most=0)
 
 
+def test_several_runs_may_be_joined_by_commas(tmp_path, tokenizer):
+  for name in ('a', 'b'):
+    write_run(tmp_path / name, tokenizer)
+  config = report_config.get_config()
+  config.report.runs = (f'{tmp_path}/a,{tmp_path}/b',)
+  report.run(config, str(tmp_path / 'report'))
+  page = (tmp_path / 'report' / report.FILE).read_text()
+  assert '<title>a, b' in page
+
+
+def test_a_file_of_learned_numbers_is_no_file_of_trajectories(tmp_path):
+  (tmp_path / 'learned').mkdir()
+  file = tmp_path / 'learned' / 'step_000001.jsonl.gz'
+  file.write_bytes(b'x')
+  with pytest.raises(ValueError, match='of the same name in trajectories/'):
+    reading.entry(file, 1)
+
+
 def test_a_folder_without_runs_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='report.runs must be folders'):
     reading.runs([str(tmp_path)])

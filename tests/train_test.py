@@ -220,9 +220,18 @@ def test_finished_run_prints_its_table_and_exits(whole, tmp_path, capsys):
   shutil.copytree(whole, moved)
   train.run(tiny(dspo, steps=4), str(moved))
   said = capsys.readouterr().out
-  assert 'is finished' in said
+  assert 'is finished. Raise train.num_steps (now 4) to prolong it' in said
   assert f'metrics  {moved / metrics.FILE}' in said and str(whole) not in said
   assert (moved / metrics.FILE).read_bytes() == before
+  config = (moved / 'config.json').read_bytes()
+  changed = tiny(dspo, steps=9)
+  changed.update(allow_changes=True, seed=7)
+  changed.train.max_rollouts = 1
+  train.run(changed, str(moved))  # it ends by another limit, and learns nothing
+  said = capsys.readouterr().out
+  assert 'is finished, and changes of its config have no effect.' in said
+  assert 'Raise train.max_rollouts (now 1) to prolong it, or use' in said
+  assert (moved / 'config.json').read_bytes() == config
 
 
 @pytest.mark.slow

@@ -84,13 +84,22 @@ def by_question(scores: Sequence[Score], name: str = 'em'
   return {uid: float(np.mean(samples)) for uid, samples in values.items()}
 
 
-def overlap(train: Sequence[Question], test: Mapping[str, Sequence[Question]]
-           ) -> dict[str, float]:
+def overlap(train: Sequence[Question], test: Mapping[str, Sequence[Question]],
+            *, with_answers: bool = False) -> dict[str, float]:
   """Returns for each set the fraction of its questions that are in training.
 
-  Questions are normalised before the comparison.
+  Args:
+    train: Questions of the training.
+    test: Questions by set. They are normalised before the comparison.
+    with_answers: True: a question is the same only if a gold answer is, too.
+      Generated worlds ask the same question about other facts.
   """
-  known = {rewards.normalise(question.text) for question in train}
-  return {name: float(np.mean([rewards.normalise(q.text) in known
+  def facts(question: Question) -> set[tuple[str, str]]:
+    answers = question.answers if with_answers else ('',)
+    return {(rewards.normalise(question.text), rewards.normalise(answer))
+            for answer in answers}
+
+  known = set[tuple[str, str]]().union(*map(facts, train))
+  return {name: float(np.mean([not known.isdisjoint(facts(q))
                                for q in questions]))
           for name, questions in test.items()}

@@ -120,10 +120,11 @@ def model(config: Any, run: str) -> dict[str, Any]:
 
 
 def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
-  """Returns {name of a set: share of its questions that a run trained on}.
+  """Returns {name of a set: share of its questions in a run's training data}.
 
-  A run without data files was trained on the questions that it generated. The
-  result is {} if the files of these questions do not exist any more.
+  A run without data files was trained on questions that it generated. These
+  are compared with their gold answers, because another world asks the same
+  about other facts. The result is {} if the files do not exist any more.
   """
   folder, _ = past_runs.parse_run(run)
   recorded = past_runs.recorded(folder) if run else {}
@@ -142,8 +143,9 @@ def overlap(run: str, sets: Sequence[datasets.Dataset]) -> dict[str, float]:
     trained += questions_lib.read(path, prefix=name, needs_golds=False)
   if limit := recorded.get('data', {}).get('limit', 0):
     trained = questions_lib.subset(trained, limit, recorded['seed'])
-  return compare.overlap(trained, {
-      data.name: data.questions for data in sets}) if trained else {}
+  return compare.overlap(
+      trained, {data.name: data.questions for data in sets},
+      with_answers=not files) if trained else {}
 
 
 def warn_of_repeats(train: Sequence[Question],

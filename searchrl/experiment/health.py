@@ -118,8 +118,15 @@ class Health:
 
 def is_done(progress: Progress, options: Any) -> bool:
   """Returns whether a run has reached its end, given config.train."""
-  return (progress.step >= options.num_steps or
-          0 < options.max_rollouts <= progress.rollouts)
+  return bool(reached(progress, options))
+
+
+def reached(progress: Progress, options: Any) -> list[str]:
+  """Returns the limits of config.train that a run has reached, by field."""
+  limits = {'num_steps': progress.step >= options.num_steps,
+            'max_rollouts': 0 < options.max_rollouts <= progress.rollouts}
+  return [f'train.{name} (now {options[name]})'
+          for name, is_reached in limits.items() if is_reached]
 
 
 def is_silent(progress: Progress, options: Any) -> bool:

@@ -64,9 +64,16 @@ def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
   """
   steps = checkpoint.steps(run / 'checkpoints')
   if not steps or not recorded(run):
+    folder, _, step = str(run).rpartition('@')
+    is_run = folder and checkpoint.steps(pathlib.Path(folder) / 'checkpoints')
+    way_out = (
+        f'{step!r} is no step: write {folder}@STEP, {folder}@best, '
+        f'{folder}@before_collapse, or {folder} alone.' if is_run else
+        'Name the --workdir of a training run; a relative path begins in the '
+        'present folder.')
     raise FileNotFoundError(
         f'{field} must be the folder of a run with checkpoints, but {run} is '
-        'none. Name for instance runs/dspo, the --workdir of a training run.')
+        f'none. {way_out}')
   if step is not None and step not in steps:
     raise ValueError(
         f'{field} must be at a step whose checkpoint {run} has kept, one of '

@@ -113,15 +113,15 @@ def _check_prompts(config, sets: Sequence[datasets.Dataset]) -> None:
 def _note(folder: pathlib.Path, facts: Any, overlap: dict[str, float]) -> None:
   """Writes the fingerprint of what the scores depend on.
 
-  It warns if the run was trained on questions of the evaluation; `overlap` has
-  their share of each set.
+  It warns if the run's training data has questions of the evaluation; `overlap`
+  has their share of each set.
   """
   atomic_files.write_json(folder / 'fingerprint.json', {
       'fingerprint': fingerprint.of(facts), **facts, 'overlap': overlap})
   for name, share in overlap.items():
     if share:
-      processes.say(f'Warning: {share:.1%} of the questions of {name} were '
-                    'trained on.')
+      processes.say(f'Warning: {share:.1%} of the questions of {name} are in '
+                    "the run's training data.")
 
 
 def _compare(config, cases: Sequence[evaluator.EvalCase],

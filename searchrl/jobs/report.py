@@ -33,14 +33,15 @@ def run(config, workdir: str) -> None:
     raise ValueError(
         'report.runs must name the folders of runs, but is empty. Add for '
         'instance --config.report.runs="(\'runs/dspo\',)".')
+  folders = [folder for text in options.runs for folder in text.split(',')]
   with progress.phase('Reading the runs'):
-    runs = reading.runs([*map(run_store.local, options.runs)])
+    runs = reading.runs([*map(run_store.local, folders)])
   file = pathlib.Path(workdir) / FILE
   if processes.is_first():
     with progress.phase('Writing the page'):
       atomic_files.write(file, page.render(
           runs, lambda run: policy.tokenizer_of(run.folder),
           most=options.trajectories, title=options.title or ', '.join(
-              pathlib.Path(folder).resolve().name for folder in options.runs)))
+              pathlib.Path(folder).resolve().name for folder in folders)))
   processes.say(str(file), file=sys.stdout)
 

@@ -60,13 +60,13 @@ def run(config, workdir: str | pathlib.Path) -> None:
 def _train(config, folder: pathlib.Path) -> None:
   config = memory_plan.chosen(
       model_defaults.resolved(config, folder, trains=True))
-  with workdirs.unchanged_on_error(folder):
+  with workdirs.unchanged_on_error(folder) as put_back:
     experiment = build.build(config, folder)
-    if processes.on_first('done?', lambda: _is_finished(config, folder)):
+    if end := processes.on_first('done?', lambda: _end(config, folder)):
+      no_effect = ', and changes of its config have no effect' * put_back()
       processes.say(f'{summary.table(folder)}\n', file=sys.stdout)
-      processes.say(f'{folder} is finished. Raise train.num_steps (or '
-                    'max_rollouts) to prolong it, or use another --workdir for '
-                    'another run.', file=sys.stdout)
+      processes.say(f'{folder} is finished{no_effect}. {end}, or use another '
+                    '--workdir for another run.', file=sys.stdout)
       return
     state, progress = loop.restore(
         experiment, folder, keep=config.train.keep_checkpoints,
@@ -114,7 +114,7 @@ def _train(config, folder: pathlib.Path) -> None:
 
 def _warn_of_lost_lines(folder: pathlib.Path, writer: metrics.Writer, step: int
                        ) -> None:
-  """Warns if steps up to a restored one have no metrics: the file was damaged."""
+  """Warns if the file of metrics lacks steps up to `step`, a restored one."""
   if missing := writer.missing(step):
     processes.warn(
         f'{folder / metrics.FILE} must have a line for each step up to {step}, '
@@ -129,21 +129,23 @@ def _finish(folder: pathlib.Path, progress: Progress, title: str) -> None:
   summary.finish(folder, title)
 
 
-def _is_finished(config, folder: pathlib.Path) -> bool:
-  """Returns whether the run has reached its end, as its config now sets it.
+def _end(config, folder: pathlib.Path) -> str:
+  """Returns how to prolong a finished run; '' if its end is not reached.
 
-  A run without checkpoints cannot go on, and counts as finished.
+  The config says where the end is now. A run without checkpoints counts as
+  finished.
   """
   if not (folder / summary.FILE).exists():
-    return False
+    return ''
   path = folder / 'checkpoints'
   for step in reversed(checkpoint.steps(path)):
     with contextlib.suppress(ValueError):  # damaged: tries an older one
       progress = Progress.from_json(checkpoint.extra(path, step))
       break
   else:
-    return True
-  return health.is_done(progress, config.train)
+    return 'It cannot go on, because it has no checkpoint that can be read'
+  limits = ' and '.join(health.reached(progress, config.train))
+  return limits and f'Raise {limits} to prolong it'
 
 
 def _forget_end(folder: pathlib.Path, step: int) -> None:

@@ -46,13 +46,19 @@ def expand(arguments: list[str]) -> list[str]:
   with a flag are returned unchanged.
 
   Raises:
-    ValueError: There is no command of this name, or `train` has no file.
+    ValueError: There is no command of this name, `train` has no file, or
+      several texts follow the name.
   """
   if arguments[0].startswith('-'):
     return arguments
   name, *others = arguments
   texts = [text for text in others[:1] if not text.startswith('-')]
   flags = others[len(texts):]
+  if texts and flags and not flags[0].startswith('-'):
+    raise ValueError(
+        f'searchrl {name} must have one text and then flags, but {texts[0]!r} '
+        f'and {flags[0]!r} follow it. Join several by commas, as in searchrl '
+        'report runs/a,runs/b.')
   if name == 'train':
     if not texts:
       raise ValueError('train must be followed by the file of a config, as in '

@@ -46,8 +46,9 @@ def load(name: str) -> Any:
     raise ValueError(f'--config must name a file with a function get_config, '
                      f'but {path} has none.')
   if colon and not inspect.signature(make).parameters:
-    raise ValueError(f'{path} takes no text after a colon, but --config={name} '
-                     f'has {text!r}. Write --config={path}.')
+    raise ValueError(
+        f'{path} takes no text after a colon, but --config={name} has {text!r}. '
+        f'Write --config={path}; with --help it lists its flags and fields.')
   try:
     config = make(text) if colon else make()
   except (ValueError, FileNotFoundError):

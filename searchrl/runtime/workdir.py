@@ -132,8 +132,11 @@ def check(folder: str | pathlib.Path, config: dict[str, Any], *,
 
 
 @contextlib.contextmanager
-def unchanged_on_error(folder: pathlib.Path) -> Iterator[None]:
+def unchanged_on_error(folder: pathlib.Path) -> Iterator[Callable[[], bool]]:
   """Puts the JSON files of a run's directory back if the body raises an error.
+
+  It yields the function that does this, for a body that finds nothing to do.
+  The function returns whether a file was put back, in the first process.
 
   With `allow_changes`, the body may have written a config and facts that do not
   fit a run that began before. A new run without checkpoints has no such files
@@ -141,16 +144,24 @@ def unchanged_on_error(folder: pathlib.Path) -> Iterator[None]:
   has locked the directory, its files stay as they are.
   """
   before = {file: file.read_bytes() for file in folder.glob('*.json')}
+
+  def put_back() -> bool:
+    if not (processes.is_first() and folder_lock.is_held(folder) and (
+        folder / CONFIG in before or not (folder / 'checkpoints').is_dir())):
+      return False
+    changed = [file for file in folder.glob('*.json')
+               if before.get(file) != file.read_bytes()]
+    for file in changed:
+      if file in before:
+        atomic_files.write(file, before[file])
+      else:
+        file.unlink()
+    return bool(changed)
+
   try:
-    yield
+    yield put_back
   except Exception:
-    if processes.is_first() and folder_lock.is_held(folder) and (
-        folder / CONFIG in before or not (folder / 'checkpoints').is_dir()):
-      for file in folder.glob('*.json'):
-        if file not in before:
-          file.unlink()
-        elif file.read_bytes() != before[file]:
-          atomic_files.write(file, before[file])
+    put_back()
     raise
 
 

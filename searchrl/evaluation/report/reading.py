@@ -138,7 +138,9 @@ def runs(folders: Sequence[str]) -> list[Run]:
       raise FileNotFoundError(
           'report.runs must be folders of runs or evaluations, with a '
           f'metrics.jsonl or table.json in them or below, but {folder} has '
-          'neither. Name for instance runs/dspo, a --workdir.')
+          'neither. Name the --workdir of a command that trained or evaluated, '
+          'without a step, and several joined by commas; a relative path '
+          'begins in the present folder.')
     for path in paths:
       names[path] = '/'.join(
           (folder.resolve().name, *path.relative_to(folder).parts))
@@ -187,6 +189,11 @@ def entry(file: pathlib.Path, line: int) -> Entry:
     raise FileNotFoundError(
         f'There is no file {file}. Runs keep trajectories in '
         'trajectories/step_NNNNNN.jsonl.gz, evaluations below records/.')
+  if file.parent.name == 'learned':
+    raise ValueError(
+        f'{file} must be a file of trajectories, but files in learned/ have '
+        'only numbers of the update. Name the file of the same name in '
+        'trajectories/.')
   folder = next((parent for parent in file.parents
                  if (parent / workdir.CONFIG).is_file()), file.parent)
   try:
