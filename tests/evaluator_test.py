@@ -94,7 +94,7 @@ def test_rows_are_by_hops_and_scored_by_every_measure():
   assert not [name for name in values if 'mean' in name]
 
 
-def test_a_judge_adds_columns_beside_its_agreement_with_em():
+def test_a_judge_adds_columns_beside_its_agreement_with_em(capsys):
   def by_letter(trajectories):
     return [rewards.JudgeError('no_verdict') if t.question.uid == 'q2' else
             Scores(float(t.answer[0] in 'EO')) for t in trajectories]
@@ -105,6 +105,8 @@ def test_a_judge_adds_columns_beside_its_agreement_with_em():
   assert [(r['judged'], r['agrees_with_em'], r['judge_error'])
           for r in rows if r['hops'] in (1, 'all')] == [
               (1, 0.5, 0), (1, 0.5, pytest.approx(1 / 3))]
+  assert capsys.readouterr().err.count(
+      'the judge failed on 1 of 3 answers, first with no_verdict: ') == 1
   assert [r for r in rows if r['hops'] == 2][0].keys() & {*scores.JUDGED} == {
       'judge_error'}
   assert {*scores.JUDGED} <= {*evaluator.columns(rows)}
@@ -112,6 +114,33 @@ def test_a_judge_adds_columns_beside_its_agreement_with_em():
   assert not {*scores.JUDGED} & {*evaluator.columns(plain)}
   for row, other in zip(rows, plain):
     assert other.items() <= row.items()
+
+
+def test_failures_of_a_judge_do_not_change_the_expected_verdict():
+  """The oracle is the mean over all ways in which the judge can fail."""
+  def judged(fails, verdicts=(1, 0, 1, 1)):
+    rows = [dataclasses.replace(score('q', em), values=score('q', em).values | {
+        'answered': 1.0}) for em in (1, 0, 0, 1)] + [score('q', 0, '')] * 2
+    whole = next(answered())
+    return [scores.with_judgement(row, dataclasses.replace(
+        whole, reward=float(verdict), judge_error='timeout: 9 s' * fail or None
+        )) for row, verdict, fail in zip(
+            rows, (*verdicts, 0, 0), (*fails, fails[0], 0))]
+
+  ways = [[n == k or n == m for n in range(4)] for k in range(4)
+          for m in range(k)]
+  found = [scores.means(judged(way)) for way in ways]
+  whole = scores.means(judged([False] * 4))
+  assert whole['judged'] == np.mean([1, 0, 1, 1, 0, 0])
+  assert whole['agrees_with_em'] == np.mean([1, 1, 0, 1, 1, 1])
+  for name in ('judged', 'agrees_with_em'):
+    assert np.mean([m[name] for m in found]) == pytest.approx(whole[name])
+  assert {m['judge_error'] for m in found} == {2 / 6}
+  down = scores.means(judged([True] * 4))
+  assert down.keys() & {*scores.JUDGED} == {'judge_error'}
+  assert scores.warnings(judged([False] * 4)) == []
+  warning, = scores.warnings(judged(ways[0]))
+  assert 'failed on 2 of 6 answers, first with timeout: 9 s.' in warning
 
 
 def case_of(name, *uids, decoding='greedy', engine='bm25', **fields):

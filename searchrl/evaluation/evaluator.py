@@ -137,9 +137,9 @@ def run(
   rows = [row | label for row in (
       *(row for case, scores in results for row in _rows(case, scores)),
       *_means(results))]
-  if lost := sum(one.failed for _, scores in results for one in scores):
-    processes.say(f'Warning: {lost} of {sum(len(s) for _, s in results)} '
-                  'answers ended with a failed search, and count as wrong.')
+  for warning in scores_lib.warnings(
+      [one for _, scores in results for one in scores]):
+    processes.say(warning)
   if folder and processes.is_first():
     atomic_files.write_json(folder / TABLE, rows)
   return rows

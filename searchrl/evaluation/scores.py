@@ -35,6 +35,7 @@ class Score:
   answer: str  # normalised answer; '' if there is none
   failed: bool  # a failed search ended the trajectory
   values: Mapping[str, float]  # values by name, of NAMES and JUDGED
+  judge_error: str | None = None  # kind and detail, if its judge failed
 
 
 def score_trajectory(trajectory: Trajectory) -> Score:
@@ -66,15 +67,35 @@ def with_judgement(score: Score, judged: Trajectory) -> Score:
 
   If there is a verdict, `judged` is the judge's reward, which is 0 after a
   failed search. `agrees_with_em` is 1 if the exact match equals this reward,
-  else 0. `judge_error` is 0. If the judge gave no verdict, only `judge_error`
-  is added, and it is 1.
+  else 0. `judge_error` is 0. If the judge gave no verdict on an answer, only
+  `judge_error` is added, and it is 1. Without an answer, no verdict is needed:
+  `judged` is then 0.
   """
-  values = {'judge_error': float(judged.judge_error is not None)}
-  if judged.judge_error is None:
+  error = judged.judge_error if score.values['answered'] else None
+  values = {'judge_error': float(error is not None)}
+  if error is None:
     reward = judged.reward or 0.0
     values |= {'judged': reward,
                'agrees_with_em': float(reward == score.values['em'])}
-  return dataclasses.replace(score, values={**score.values, **values})
+  return dataclasses.replace(
+      score, values={**score.values, **values}, judge_error=error)
+
+
+def warnings(scores: Sequence[Score]) -> list[str]:
+  """Returns warnings of the answers that a search or the judge failed on."""
+  lost = sum(score.failed for score in scores)
+  errors = [score.judge_error for score in scores
+            if score.judge_error is not None]
+  texts = []
+  if lost:
+    texts.append(f'Warning: {lost} of {len(scores)} answers ended with a '
+                 'failed search, and count as wrong.')
+  if errors:
+    texts.append(
+        f'Warning: the judge failed on {len(errors)} of {len(scores)} answers, '
+        f'first with {errors[0]}. Each counts as the mean of the answers that '
+        'it judged.')
+  return texts
 
 
 def has_gold(passage: Passage, golds: Sequence[str]) -> bool:
@@ -98,11 +119,25 @@ def _with_firsts(passages: Sequence[Passage], queries: int
 
 
 def means(scores: Sequence[Score]) -> dict[str, float]:
-  """Returns the mean of each value over the scores that have this value."""
-  values = {name: [score.values[name] for score in scores
-                   if name in score.values] for name in (*NAMES, *JUDGED)}
-  return {name: float(np.mean(numbers)) for name, numbers in values.items()
-          if numbers}
+  """Returns the mean of each value over all scores.
+
+  A score that lacks a value has no verdict on its answer. It counts as the mean
+  of the answers that have one, so that failures of a judge do not change the
+  expected mean, whatever the share of questions without an answer. A value that
+  no answer has is left out.
+  """
+  result = {}
+  for name in (*NAMES, *JUDGED):
+    numbers = [score.values[name] for score in scores if name in score.values]
+    if missing := len(scores) - len(numbers):
+      of_answers = [score.values[name] for score in scores
+                    if name in score.values and score.values['answered']]
+      if not of_answers:
+        continue
+      numbers += [float(np.mean(of_answers))] * missing
+    if numbers:
+      result[name] = float(np.mean(numbers))
+  return result
 
 
 def sample_statistics(scores: Sequence[Score], name: str = 'em'
