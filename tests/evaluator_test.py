@@ -320,6 +320,29 @@ def test_a_shard_with_a_failed_search_is_sampled_again(tmp_path, capsys):
   assert row['search_errors'] == 0
 
 
+@pytest.mark.parametrize('kind, again', [
+    ('unavailable', ['q0', 'q1']), ('no_verdict', [])])
+def test_a_shard_whose_judge_failed_is_judged_again(
+    tmp_path, capsys, kind, again):
+  def failing(trajectories):
+    return [rewards.JudgeError(kind) if t.question.uid == 'q1' else Scores(1)
+            for t in trajectories]
+
+  def right(trajectories):
+    return [Scores(1)] * len(trajectories)
+
+  asked, case = [], case_of('nq', 'q0', 'q1', 'q2')
+  for judge in (failing, right, right):
+    sampler = Answers()
+    *_, row = evaluator.run(sampler, 'params', [case], folder=tmp_path, shard=2,
+                            judge=scoring.Scorer(rewards.Judge(judge)))
+    asked.append(sampler.asked)
+  assert asked == [['q0', 'q1', 'q2'], again, []]
+  failures = 1 if again else 3
+  assert capsys.readouterr().err.count('judge failed on 1 of 3') == failures
+  assert row['judge_error'] == (0 if again else 1 / 3)
+
+
 def test_a_shard_that_is_there_is_not_sampled_again_a_damaged_one_is(tmp_path):
   evaluated(tmp_path)
   whole = contents(tmp_path)

@@ -7,7 +7,7 @@ is therefore bounded, and a killed process loses at most one shard. Damaged
 shards are sampled again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import hashlib
 import pathlib
 from typing import Any
@@ -53,14 +53,21 @@ def read_scores(file: pathlib.Path, questions: Sequence[Question],
   Returns:
     Fields of `Score` for each question. They are [] if the shard is missing or
     damaged, has records of other questions or another source, or if one of its
-    searches failed.
+    searches failed, or the judge did. A judge that replied without a verdict
+    has not failed: it would reply alike.
   """
   lines = read(file) or ()
   fits = [records.question(line['trajectory']['question'])
           for line in lines] == [*questions] and not any(
               line.get('source') != source or line['score']['failed']
-              for line in lines)
+              or _has_failed_judge(line) for line in lines)
   return [line['score'] for line in lines] if fits else []
+
+
+def _has_failed_judge(line: Mapping[str, Any]) -> bool:
+  """Returns whether the judge of a record's answer failed to reply."""
+  error = line['trajectory'].get('judge_error')
+  return bool(error) and not error.startswith('no_verdict')
 
 
 def read_all(folder: pathlib.Path) -> Iterator[Any]:
