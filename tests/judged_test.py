@@ -210,21 +210,34 @@ def test_verdicts_are_kept_on_disk_and_errors_are_not(tmp_path):
 
 def test_a_judge_that_is_down_leaves_its_trajectories_out():
   answers = [answered('Albi', group=n // 2, sample=n % 2) for n in range(4)]
-  answers[1] = answered(None, sample=1)  # needs no judge
+  answers[1] = answered(None, sample=1)  # is not trained on alone
   down = judged.judged(url=faulty.unused_url(), model='big', **FAST)
   scored = scoring.Scorer(down)(answers)
   assert [t.judge_error and t.judge_error.partition(':')[0]
-          for t in scored] == [
-      'unavailable', None, 'unavailable', 'unavailable']
-  assert [t.reward for t in scored] == [None, 0, None, None]
+          for t in scored] == ['unavailable'] * 4
+  assert [t.reward for t in scored] == [None] * 4
   for t in scored:
     record = json.loads(json.dumps(records.to_json(t)))
     assert records.from_json(record) == t and isinstance(hash(t), int)
   batch = trajectory_lib.collate(
       scored, group_ids=[t.group for t in scored], policy_step=0, length=6)
-  assert batch.in_baseline.tolist() == [False, True, False, False]
+  assert batch.in_baseline.tolist() == [False] * 4
   np.testing.assert_array_equal(batch.in_baseline, batch.in_loss)
-  assert batch.loss_mask.sum() == 2
+  assert batch.loss_mask.sum() == 0
+
+
+def test_one_verdict_of_a_round_scores_those_without_an_answer():
+  answers = [answered('Albi'), answered('Lot'), answered(None, sample=1)]
+  with faulty.Server(['ok', '401'], by_first_word) as server:
+    scored = scoring.Scorer(judge(server, connections=1))(answers)
+  assert [t.reward for t in scored] == [1, None, 0]
+  batch = trajectory_lib.collate(
+      scored, group_ids=[t.group for t in scored], policy_step=0, length=6)
+  assert batch.in_baseline.tolist() == [True, False, True]
+  np.testing.assert_array_equal(batch.in_baseline, batch.in_loss)
+  assert batch.loss_mask.sum() == 4
+  nobody = judged.judged(url=faulty.unused_url(), model='big', **FAST)
+  assert nobody([answered(None)])[0].reward == 0  # needs no judge
 
 
 def test_an_unjudged_trajectory_is_no_demonstration():

@@ -6,7 +6,8 @@
 model in the policy's engine. Both send the prompt of a grader, this library's
 or SimpleQA's, and read the verdict from the reply. An answer that cannot be
 judged gets a JudgeError: its trajectory is in no baseline and in no loss. A
-trajectory without an answer is wrong and is not sent.
+trajectory without an answer is wrong and is not sent. If the judge fails on all
+answers of a round, the round has no scores at all.
 """
 
 from __future__ import annotations
@@ -157,7 +158,9 @@ def score(trajectories: Sequence[Trajectory],
   """Returns a score for each trajectory, or the error of its judge.
 
   The part `judged` is the verdict, and `em` is exact match. `agrees_with_em` is
-  1 if both are equal; it falls if the policy learns to fool the judge.
+  1 if both are equal; it falls if the policy learns to fool the judge. If there
+  is an error for every prompt, trajectories without an answer get the first of
+  these errors, because no update should be made from them alone.
 
   Args:
     trajectories: Finished trajectories.
@@ -167,9 +170,11 @@ def score(trajectories: Sequence[Trajectory],
   prompts = {n: grader.prompt(t) for n, t in enumerate(trajectories)
              if (t.answer or '').strip()}
   found = verdicts([*dict.fromkeys(prompts.values())]) if prompts else {}
+  errors = [v for v in found.values() if isinstance(v, JudgeError)]
+  unsent: Verdict = errors[0] if errors and len(errors) == len(found) else False
   result: list[Scores | JudgeError] = []
   for n, trajectory in enumerate(trajectories):
-    verdict = found[prompts[n]] if n in prompts else False
+    verdict = found[prompts[n]] if n in prompts else unsent
     if isinstance(verdict, JudgeError):
       result.append(verdict)
       continue
