@@ -9,6 +9,7 @@ import dataclasses
 import json
 import random
 import re
+import time
 
 import faulty
 import ml_collections
@@ -27,7 +28,7 @@ from searchrl.jobs import train
 from searchrl.rollouts import judged
 from searchrl.rollouts import records
 from searchrl.rollouts import scoring
-from searchrl.trajectory import Action, Trajectory, Turn
+from searchrl.trajectory import Action, Scores, Trajectory, Turn
 
 FAST = dict(backoff_secs=0.0, try_secs=5.0)
 
@@ -238,6 +239,39 @@ def test_one_verdict_of_a_round_scores_those_without_an_answer():
   assert batch.loss_mask.sum() == 4
   nobody = judged.judged(url=faulty.unused_url(), model='big', **FAST)
   assert nobody([answered(None)])[0].reward == 0  # needs no judge
+
+
+def test_the_first_round_after_an_outage_is_judged_whole():
+  with faulty.Server(['401'], by_first_word) as server:
+    ask = judge(server, failures=1, rest_secs=0.5)
+    error, = ask([answered('Albi')])
+    assert error.kind == 'refused'
+    time.sleep(0.6)  # then one call at a time is let through
+    scores = ask([answered(f'Albi {n}') for n in range(9)])
+    assert len(server.requests) == 1 + 9
+  assert [s.reward for s in scores] == [1] * 9
+
+
+def test_a_round_outlives_an_outage_that_is_short():
+  with faulty.Server(['ok', '401'], by_first_word) as server:
+    scores = judge(server, failures=1, rest_secs=0.3, connections=1)(
+        [answered(f'Albi {n}') for n in range(9)])
+  assert [s.reward for s in scores if isinstance(s, Scores)] == [1] * 8
+  assert scores[1].kind == 'refused'
+
+
+@pytest.mark.parametrize('faults, sent', [
+    (['401'] * 99, 1), (['ok'] + ['401'] * 99, 2)])
+def test_a_round_does_not_wait_for_a_judge_that_stays_down(faults, sent):
+  answers = [answered(f'Albi {n}') for n in range(9)]
+  with faulty.Server(faults, by_first_word) as server:
+    ask = judge(server, failures=1, rest_secs=1e6, deadline_secs=2.0,
+                connections=1)
+    for _ in range(2):
+      errors = [s for s in ask(answers) if isinstance(s, JudgeError)]
+      assert {e.kind for e in errors} <= {'refused', 'circuit_open'}
+      assert len(server.requests) == sent and len(errors) >= 10 - sent
+  assert {e.kind for e in errors} == {'circuit_open'}
 
 
 def test_an_unjudged_trajectory_is_no_demonstration():

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import time
 from typing import Any
 
 from searchrl.agent import dialogue
@@ -26,6 +27,7 @@ from searchrl.agent.rewards import JudgeError
 from searchrl.rollouts import served_teacher
 from searchrl.runtime import option_rules
 from searchrl.search import cache
+from searchrl.search.remote import transport
 from searchrl.trajectory import Question, Scores, SearchError, Trajectory
 
 # The texts are JSON strings, so that none can end early or look like a verdict.
@@ -53,6 +55,7 @@ _GRADE = re.compile(  # an article is no grade: "A careful look shows"
     r'''(?i:\bnot|n['’]t)[ _*"'(]+(?:A(?! [a-z])|CORRECT|ATTEMPTED)\b'''
     r'|\b(?:(A(?! [a-z])|CORRECT)|B|INCORRECT|C)\b')
 _ANSWER_CHARS = 2000  # number of characters of an answer that a judge reads
+_PAUSE_SECS = 0.1  # pause before prompts are asked again
 Verdict = bool | JudgeError
 
 
@@ -107,8 +110,10 @@ def judged(*, url: str, model: str, tries: int = 3, temperature: float = 0.0,
     known = {prompt: bool(verdict) for (prompt,), verdict in stored.items()}
     new = [prompt for prompt in prompts if prompt not in known]
     with futures.ThreadPoolExecutor(connections) as threads:
-      found = dict(zip(new, threads.map(
-          lambda prompt: _first_verdict(reply, prompt, tries, form), new)))
+      found = _all_verdicts(
+          lambda asked: dict(zip(asked, threads.map(
+              lambda prompt: _first_verdict(reply, prompt, tries, form),
+              asked))), new, calls)
     if store:  # errors are not stored
       store.write(model, {
           (prompt,): verdict for prompt, verdict in found.items()
@@ -250,6 +255,35 @@ def _grader(name: str) -> Grader:
     raise ValueError('reward_options.grader must be one of '
                      f'{", ".join(GRADERS)}, but is {name!r}.')
   return GRADERS[name]
+
+
+def _all_verdicts(ask: Callable[[Sequence[str]], Mapping[str, Verdict]],
+                  prompts: Sequence[str], calls: transport.Transport
+                  ) -> dict[str, Verdict]:
+  """Returns the verdicts of a round, with prompts asked again if that can help.
+
+  An open circuit lets one prompt through, and all others fail at once. They are
+  asked again if the server has replied to a prompt of the round, for at most
+  `deadline_secs` after the first time.
+
+  Args:
+    ask: Function from prompts to their verdicts.
+    prompts: Prompts of the round.
+    calls: Connection to the server that `ask` uses.
+  """
+  found = {**ask(prompts)}
+  end = calls.deadline()
+  while any(_kind(v) in ('', 'no_verdict') for v in found.values()) and (
+      unsent := [p for p in prompts if _kind(found[p]) == 'circuit_open']
+  ) and calls.clock() < end:
+    time.sleep(_PAUSE_SECS)
+    found |= ask(unsent)
+  return found
+
+
+def _kind(verdict: Verdict) -> str:
+  """Returns the kind of an error; '' for True and False."""
+  return verdict.kind if isinstance(verdict, JudgeError) else ''
 
 
 def _first_verdict(reply: Callable[[str, int], str | SearchError], prompt: str,
