@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import fakes
 import loopback
@@ -85,6 +86,20 @@ def test_rewards_of_turns_that_do_not_fit_are_refused(turns, message):
         Turn((1,), (0.0,), Action('invalid')),)) for t in trajectories]
   with pytest.raises(ValueError, match=message):
     scored(lambda ts: [Scores(1.0, turns=turns) for _ in ts], trajectories)
+
+
+@pytest.mark.parametrize('turns', [
+    {0: .5, 1: .7}, {.5, .7}, {.5: 0, .7: 1}.keys(), (r for r in (.5, .7))])
+def test_rewards_of_turns_without_an_order_are_refused(turns):
+  turn = Turn((1,), (0.0,), Action('invalid'))
+  one = dataclasses.replace(round_of()[0], turns=(turn, turn))
+  message = ('the turns must have a reward or None for each of 2 turns, but are '
+             f'{turns!r} for question')
+  with pytest.raises(ValueError, match=re.escape(message)):
+    scored(lambda ts: [Scores(1.0, turns=turns)], [one])
+  with pytest.raises(ValueError, match=re.escape(message)):
+    scoring.Scorer(rewards.Judge(lambda ts: [Scores(1.0)]), lambda t: 0.0,
+                   turns=lambda t: turns)([one])
 
 
 def test_a_function_of_one_trajectory_gives_a_number_or_scores():

@@ -6,7 +6,7 @@ This is the only place where rewards are called. A value that is not a finite
 number raises an error that names the trajectory, so it is never trained on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 import dataclasses
 import itertools
 import json
@@ -122,7 +122,9 @@ class Scorer:
     if turns is None and self.turns:
       turns = _call(self.turns, trajectory, 'turn_reward', [trajectory])
     if turns is not None and (
-        not hasattr(turns, '__len__') or len(turns) != len(trajectory.turns)):
+        isinstance(turns, Mapping | Set)  # they give their keys, or no order
+        or not hasattr(turns, '__len__')
+        or len(turns) != len(trajectory.turns)):
       raise ValueError(
           f'{self.name}: the turns must have a reward or None for each of '
           f'{len(trajectory.turns)} turns, but are {turns!r} for {named}. '
