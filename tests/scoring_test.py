@@ -159,6 +159,27 @@ def test_an_outcome_that_raises_is_named_too():
   assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.parametrize('field', ['reward', 'outcome', 'part', 'turn'])
+@pytest.mark.parametrize('value', [
+    0.0, 3.4028234e38, 3.4028235677973362e38, 3.4028235677973366e38, 1e39,
+    10 ** 400])
+def test_a_score_is_finite_in_float32(field, value):
+  one = dataclasses.replace(round_of()[0], turns=(
+      Turn((1,), (0.0,), Action('invalid')),))
+  with np.errstate(over='ignore'):
+    is_finite = value < 1e300 and bool(np.isfinite(np.float32(value)))
+  for number in (value, -value):
+    score = dict(reward=Scores(number), outcome=Scores(1, number),
+                 part=Scores(1, parts={'fee': number}),
+                 turn=Scores(1, turns=[number]))[field]
+    if is_finite:
+      scored(lambda ts: [score], [one])
+    else:
+      with pytest.raises(ValueError, match=f'{field}.* must be a finite number, '
+                         f'but is {re.escape(repr(number))} for question'):
+        scored(lambda ts: [score], [one])
+
+
 @pytest.mark.parametrize('returned, found', [
     ([Scores(1.0)] * 4, '4'), ([], '0'), (None, 'None'), (1.0, '1.0')])
 def test_a_judge_gives_as_many_scores_as_it_got_trajectories(returned, found):

@@ -18,6 +18,8 @@ from searchrl.runtime import processes
 from searchrl.trajectory import Scores, Trajectory
 
 _WAIT_SECS = 24 * 3600  # limit of the wait for the process that judges
+# Least size that is infinite in float32, in which advantages are computed.
+_INFINITE = (2 - 2 ** -24) * 2.0 ** 127
 _WAY_OUT = 'Correct it, or give a number there, too.'
 Score = Callable[[Sequence[Trajectory]], list[Trajectory]]
 TurnReward = Callable[[Trajectory], Sequence[float | None]]
@@ -169,12 +171,16 @@ def _call(function: Callable[[Any], Any], argument: Any, name: str,
 
 
 def _number(name: str, value: Any, trajectory: str) -> float:
-  """Returns the value as a float; raises a ValueError if it is not finite."""
+  """Returns the value as a float.
+
+  Raises:
+    ValueError: It is not finite in float32.
+  """
   try:
     number = math.nan if isinstance(value, (str, bytes)) else float(value)
   except (TypeError, ValueError, OverflowError):
     number = math.nan
-  if not math.isfinite(number):
+  if not abs(number) < _INFINITE:  # also NaN
     raise ValueError(f'{name} must be a finite number, but is {value!r} for '
                      f'{trajectory}. {_WAY_OUT}')
   return number
