@@ -152,6 +152,14 @@ def test_what_is_no_finite_number_is_an_error_that_names_the_trajectory(
     scored(for_one(value), one_by_one=one_by_one)
 
 
+def test_a_reward_that_raises_stop_iteration_is_named():
+  with pytest.raises(ValueError, match=(
+      'must score question .q0., sample 0, but raised StopIteration. Correct it'
+      )) as error:
+    scoring.Scorer(rewards.each(lambda t: next(iter(()))))(round_of())
+  assert isinstance(error.value.__cause__, StopIteration)
+
+
 def test_an_outcome_that_raises_is_named_too():
   with pytest.raises(ValueError, match=(
       'the outcome must score question .q0., sample 0, but raised Zero')) as error:

@@ -69,7 +69,8 @@ class Judge:
 def each(reward: RewardFn) -> Judge:
   """Returns the judge that applies a reward function to each trajectory."""
   def score(trajectories):
-    values = map(reward, trajectories)
+    # A list, because a StopIteration of the reward would end a `map` in silence.
+    values = [reward(trajectory) for trajectory in trajectories]
     return [v if isinstance(v, Scores | JudgeError) else Scores(v)
             for v in values]
   return Judge(score, one_by_one=True)

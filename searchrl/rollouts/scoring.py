@@ -165,9 +165,9 @@ def _call(function: Callable[[Any], Any], argument: Any, name: str,
   try:
     return function(argument)
   except Exception as error:
-    raise ValueError(
-        f'{name} must score {_name(trajectories)}, but raised '
-        f'{type(error).__name__}: {error}. {_WAY_OUT}') from error
+    reason = ': '.join(filter(None, (type(error).__name__, str(error))))
+    raise ValueError(f'{name} must score {_name(trajectories)}, but raised '
+                     f'{reason}. {_WAY_OUT}') from error
 
 
 def _number(name: str, value: Any, trajectory: str) -> float:
