@@ -179,6 +179,26 @@ def test_a_run_does_not_wait_for_ever(server):
     pid.call.wait()
 
 
+def test_the_cause_of_a_failure_is_named_everywhere(server, tmp_path):
+  """An SDK's task groups wrap it, and a TimeoutError has no text."""
+  pid, = mcp_client.make(command=server, names=('pid',), call_secs=20,
+                         pause_secs=0)
+  first, = pid.call([call('pid')])
+  gone = pathlib.Path(server[1])
+  os.kill(int(first.text), signal.SIGKILL)
+  pid.call([call('pid')])
+  gone.rename(tmp_path / 'moved.py')  # python ends at once
+  error, = pid.call([call('pid')])
+  assert error.detail == f'{sys.executable}: MCPError'
+  with pytest.raises(ConnectionError, match='but failed with MCPError: '
+                     'Connection closed. Start it'):
+    pid.call.wait()
+  file = tmp_path / 'silent.py'
+  file.write_text('import time; time.sleep(60)')
+  with pytest.raises(ValueError, match=r'failed: TimeoutError\.$'):
+    mcp_client.make(command=(sys.executable, str(file)), call_secs=2)
+
+
 def test_a_tool_named_search_needs_a_prefix(server):
   with pytest.raises(ValueError, match="prefix must be given, because a tool "
                      "named 'search' would be a search engine of ours"):

@@ -76,13 +76,10 @@ def make(*, command: Sequence[str] = (), url: str = '',
   try:
     described = server.list_tools()
   except Exception as error:  # whatever the SDK and the server raise
-    cause: BaseException = error
-    while isinstance(cause, BaseExceptionGroup):
-      cause = cause.exceptions[0]
     raise ValueError(
         f'{"url" if url else "command"} must be an MCP server that answers '
         f'within call_secs={call_secs:g}, but {url or command[0]} failed: '
-        f'{type(cause).__name__}: {cause}.') from error
+        f'{_reason(error)}.') from error
   known = [tool.name for tool in described]
   missing = [name for name in names if name not in known]
   if missing:
@@ -143,8 +140,7 @@ class _Server:
       connection = self._connected(len(calls))
     except Exception as error:  # a server that does not start again
       self._failed = True
-      return [SearchError('unavailable', f'{self._place}: '
-                          f'{type(error).__name__}')] * len(calls)
+      return [self._unavailable(error)] * len(calls)
     futures = [asyncio.run_coroutine_threadsafe(
         connection.client.call_tool(name, dict(call.arguments)), _loop())
                for call in calls]
@@ -167,9 +163,9 @@ class _Server:
         if left <= 0:
           raise ConnectionError(
               f'the MCP server {self._place} must answer within pause_secs='
-              f'{self._pause_secs:g}, but failed with {type(error).__name__}: '
-              f'{error}. Start it, and run the same command to go on from the '
-              'last checkpoint.') from error
+              f'{self._pause_secs:g}, but failed with {_reason(error)}. Start '
+              'it, and run the same command to go on from the last checkpoint.'
+              ) from error
         if pause == _FIRST_PAUSE_SECS:
           logs.say(f'Warning: the MCP server {self._place} fails, so the run '
                    f'is paused, up to {self._pause_secs:g} s.')
@@ -207,11 +203,14 @@ class _Server:
     except TimeoutError:
       return self._error('timeout', f'after {2 * self._call_secs:g} s')
     except Exception as error:  # whatever the SDK raises
-      return self._error('unavailable', type(error).__name__)
+      return self._unavailable(error)
     return ToolResult(_text(result), is_error=bool(result.is_error))
 
   def _error(self, kind: str, detail: str) -> SearchError:
     return SearchError(kind, f'{self._place}: {detail}')
+
+  def _unavailable(self, error: Exception) -> SearchError:
+    return self._error('unavailable', type(_cause(error)).__name__)
 
   def _connected(self, calls: int = 0) -> _Connection:
     """Returns the connection, made if need be; adds `calls` to its count."""
@@ -267,6 +266,19 @@ async def _all_tools(client: Any) -> list[Any]:
     page = await client.list_tools(cursor=cursor)
     tools += page.tools
   return tools
+
+
+def _cause(error: BaseException) -> BaseException:
+  """Returns an error itself, or the first error of a group of errors."""
+  while isinstance(error, BaseExceptionGroup):
+    error = error.exceptions[0]
+  return error
+
+
+def _reason(error: BaseException) -> str:
+  """Returns the type of an error's cause, and its text if it has one."""
+  cause = _cause(error)
+  return ': '.join(filter(None, (type(cause).__name__, str(cause))))
 
 
 def _text(result: Any) -> str:
