@@ -11,11 +11,14 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import pytest
 
 import tiny
 
+from searchrl.experiment import toolsets
+from searchrl.runtime import workdir
 from searchrl.toolbox import mcp_client
 from searchrl.trajectory import SearchError, ToolCall, ToolResult
 
@@ -63,7 +66,7 @@ RAW = """
             'capabilities': {'tools': {}},
             'serverInfo': {'name': 'raw', 'version': '1'}}
       elif method.startswith('tools/'):
-        reply['result'] = json.loads(sys.argv[1])[
+        reply['result'] = json.load(open(sys.argv[1]))[
             params.get('cursor') or params.get('name') or '']
       else:
         reply['error'] = {'code': -32601, 'message': 'no such method'}
@@ -75,17 +78,20 @@ RAW = """
 def raw(tmp_path, **results):
   """The command of a server that gives a result by a cursor or a tool's name.
 
-  The first page of its tools has the key `first`.
+  The first page of its tools has the key `first`. A server that runs gives the
+  results of the last call of this function.
   """
-  file = tmp_path / 'raw.py'
+  file, answers = tmp_path / 'raw.py', tmp_path / 'answers.json'
   file.write_text(textwrap.dedent(RAW))
   results[''] = results.pop('first')
-  return (sys.executable, str(file), json.dumps(results))
+  answers.write_text(json.dumps(results))
+  return (sys.executable, str(file), str(answers))
 
 
-def page(*names, **rest):
-  return dict(tools=[dict(name=name, inputSchema={'type': 'object'})
-                     for name in names], **rest)
+def page(*names, kind='string', **rest):
+  schema = {'type': 'object', 'properties': {'x': {'type': kind}}}
+  return dict(tools=[dict(name=name, inputSchema=schema) for name in names],
+              **rest)
 
 
 def call(name, **arguments):
@@ -222,6 +228,83 @@ def test_tools_of_all_pages_are_taken(tmp_path):
       command=server, call_secs=20)] == ['a', 'b', 'c']
   tool, = mcp_client.make(command=server, names=('c',), call_secs=20)
   assert tool.name == 'c'
+
+
+@pytest.mark.parametrize('new, change', [
+    ('def id()', 'is missing'),
+    ('def pid(a: int)', 'has another input schema')])
+def test_a_tool_that_changed_with_a_restart_ends_the_run(new, change, server):
+  pid, wait = mcp_client.make(
+      command=server, names=('pid', 'wait'), call_secs=20)
+  first, = pid.call([call('pid')])
+  file = pathlib.Path(server[1])
+  file.write_text(file.read_text().replace('def pid()', new))
+  os.kill(int(first.text), signal.SIGKILL)
+  for _ in range(2):  # the broken connection, and the new one
+    error, = pid.call([call('pid')])
+    assert isinstance(error, SearchError) and error.kind == 'unavailable'
+  for tool in (pid, wait):
+    with pytest.raises(ConnectionError, match=(
+        f'the MCP server {sys.executable} must keep the tools that the run '
+        f"began with, but its tool 'pid' {change}. .*--allow_changes")):
+      tool.call.wait()
+
+
+def test_a_tool_that_was_not_taken_may_change(server):
+  pid, = mcp_client.make(command=server, names=('pid',), call_secs=20)
+  first, = pid.call([call('pid')])
+  file = pathlib.Path(server[1])
+  file.write_text(file.read_text().replace('def hostile', 'def friendly'))
+  os.kill(int(first.text), signal.SIGKILL)
+  assert isinstance(pid.call([call('pid')])[0], SearchError)
+  pid.call.wait()
+  assert isinstance(pid.call([call('pid')])[0], ToolResult)
+
+
+@pytest.mark.parametrize('pages', [
+    dict(first=page('a')), dict(first=page('a'), **{'2': page('c')}),
+    dict(first=page('a', nextCursor='2'), **{'2': page('c', kind='number')})])
+def test_a_call_of_a_tool_that_changed_is_not_wrong(pages, tmp_path):
+  """The connection stays, as over HTTP, so that the server says what it has."""
+  results = dict(c=dict(content=[], isError=True), d=dict(content=[]))
+  *_, tool = mcp_client.make(call_secs=20, command=raw(
+      tmp_path, first=page('a', nextCursor='2'), **{'2': page('c')}, **results))
+  assert tool.call([call('c')]) == [ToolResult('', is_error=True)]  # is wrong
+  tool.call.wait()
+  raw(tmp_path, **pages, **results)
+  error, = tool.call([call('c')])
+  assert isinstance(error, SearchError) and error.kind == 'unavailable'
+  with pytest.raises(ConnectionError, match="but its tool 'c' (is|has)"):
+    tool.call.wait()
+
+
+def test_a_run_that_is_resumed_with_other_tools_is_refused(tmp_path):
+  folder, answers = tmp_path / 'run', tmp_path / 'answers.json'
+  options = {'command': raw(tmp_path, first=page('a', 'b')), 'prefix': 'my_'}
+  config = {'tools': ('search', 'mcp'), 'tool_options': {'mcp': options}}
+
+  def start(allow_changes=False):
+    toolsets._listed.cache_clear()  # another process
+    toolsets.note_served(config, workdir.Workdir(
+        folder, types.SimpleNamespace(allow_changes=allow_changes)).note)
+
+  folder.mkdir()
+  toolsets.note_served({'tools': ('search',)}, pytest.fail)  # notes nothing
+  start()  # also of a run that began before there was such a note
+  noted = json.loads((folder / 'tools.json').read_text())
+  assert noted == {f'my_{tool["name"]}': tool['inputSchema']
+                   for tool in json.loads(answers.read_text())['']['tools']}
+  start()
+  for first, change in (
+      (page('a', 'b', kind='number'), 'a.properties.x.type: .string. -> .numb'),
+      (page('a'), 'b.properties.x.type: .string. -> None'),
+      (page('a', 'b', 'c'), 'c.properties.x.type: None -> .string.')):
+    raw(tmp_path, first=first)
+    with pytest.raises(
+        ValueError, match=f'whose tools was another: my_{change}'):
+      start()
+  start(allow_changes=True)
+  start()
 
 
 def test_a_list_without_an_end_is_refused(tmp_path, monkeypatch):

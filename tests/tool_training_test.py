@@ -88,6 +88,9 @@ def test_a_server_by_others_serves_a_run_that_is_killed_and_resumed(tmp_path):
   assert last['tool/convert_time/wrong_rate'] == pytest.approx(sum(
       turn['is_tool_error'] for turn in calls) / len(calls))
   assert last['actor/grad_norm'] > 0
+  noted = json.loads((whole / 'tools.json').read_text())
+  assert noted['convert_time']['required'] == [
+      'source_timezone', 'time', 'target_timezone']
   if datetime.date.today() != day:
     pytest.skip('the server wrote two dates, as it was midnight')
   assert train_test.lines(killed) == train_test.lines(whole)

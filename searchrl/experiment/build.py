@@ -147,11 +147,11 @@ def build(config, folder: pathlib.Path) -> Experiment:
   note = functools.partial(workdir.note, alike=True)
   note('search', lambda: searches.describe(config.search, data.corpus))
   note('questions', lambda: fingerprint.questions([data, *sets]))
+  toolsets.note_served(config, note)
   return Experiment(
       algorithm=recipe, sampler=sampler, learner=trainer, params=params,
       start=start, stream=questions, search=search, scorer=scored, judge=judge,
-      rounds=rounds(config.rollout),
-      cases=cases, lockstep=lockstep)
+      rounds=rounds(config.rollout), cases=cases, lockstep=lockstep)
 
 
 def _depends_on_num_steps(config) -> bool:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tools of a config: lists them for a dialogue, and binds them to a run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import functools
 import json
 import types
@@ -12,6 +12,7 @@ from searchrl.agent import dialogue as dialogues
 from searchrl.experiment import search as searches
 from searchrl.rollouts.sampler import Sampler
 from searchrl.search import engines
+from searchrl.toolbox import mcp_client
 from searchrl.toolbox import toolbox
 from searchrl.trajectory import SearchFn, Tool, is_search
 
@@ -34,6 +35,17 @@ def listed(config) -> tuple[Tool, ...]:
 @functools.cache
 def _listed(names: tuple[str, ...], options: str) -> tuple[Tool, ...]:
   return toolbox.make(names, json.loads(options), dialogues.SEARCH, _engine)
+
+
+def note_served(config, note: Callable[..., None]) -> None:
+  """Notes the schemas of the tools that MCP servers give, if there are any.
+
+  Args:
+    config: Config of a run.
+    note: Function such as `Workdir.note`.
+  """
+  if schemas := mcp_client.schemas(listed(config)):
+    note('tools', lambda: schemas)
 
 
 def _engine(name: str, options: Mapping[str, Any]) -> Tool:

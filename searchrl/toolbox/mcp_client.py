@@ -4,8 +4,8 @@
 
 The server is a command, which is started here and talks over its standard
 streams, or an address, which is asked over HTTP. A server that breaks is
-started, or connected to, again at the next call. All connections are closed at
-the end of the process.
+started, or connected to, again at the next call. A server whose tools change
+ends the run. All connections are closed at the end of the process.
 """
 
 import asyncio
@@ -92,11 +92,23 @@ def make(*, command: Sequence[str] = (), url: str = '',
         f'prefix must be given, because a tool named {prefix + engines[0]!r} '
         "would be a search engine of ours. Write for instance prefix='web_', or "
         'leave the tool out of names.')
+  server.schemas = {tool.name: tool.input_schema for tool in taken}
   return [Tool(prefix + tool.name,
                ' '.join((tool.description or tool.name).split()),
                tool.input_schema, engine_wrappers.Wrapped(
                    functools.partial(server.call, tool.name), (server,)))
           for tool in taken]
+
+
+def schemas(tools: Sequence[Tool]) -> dict[str, Any]:
+  """Returns the JSON schema of each tool that a server gives, by its name."""
+  return {tool.name: tool.parameters for tool in tools
+          if any(isinstance(inner, _Server)
+                 for inner in getattr(tool.call, 'inner', ()))}
+
+
+class ChangedToolError(ConnectionError):
+  """An error of a server that lacks a tool of the run, or has changed it."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -126,21 +138,35 @@ class _Server:
     self._lock = threading.Lock()  # one connection is made at a time
     self._connection: _Connection | None = None
     self._failed = False  # whether a call has failed since the last `wait`
+    self.schemas: dict[str, Any] = {}  # of the tools that the run has, by name
 
   def list_tools(self) -> list[Any]:
-    """Returns the server's descriptions of its tools."""
-    return self._wait_for(_all_tools(self._connected().client))
+    """Returns the server's descriptions of its tools.
+
+    Raises:
+      ChangedToolError: A tool of the run is missing, or has another schema.
+    """
+    return self._wait_for(self._checked_tools(self._connected().client))
 
   def call(self, name: str, calls: Sequence[ToolCall]) -> list[Any]:
     """Makes all calls of a tool at the same time; returns their results.
 
-    The result of a call that fails is a SearchError.
+    The result of a call that fails is a SearchError. If the server says that a
+    call was wrong, its tools are listed again. If one has changed, all results
+    are SearchErrors, and the next `wait` raises an error.
     """
     try:
-      connection = self._connected(len(calls))
-    except Exception as error:  # a server that does not start again
+      results = self._results(name, calls)
+      if any(getattr(result, 'is_error', False) for result in results):
+        self.list_tools()  # a tool that is gone gives such results, too
+      return results
+    except Exception as error:  # a server that does not start again, or changed
       self._failed = True
       return [self._unavailable(error)] * len(calls)
+
+  def _results(self, name: str, calls: Sequence[ToolCall]) -> list[Any]:
+    """Returns the results of `call`, or raises the error of a connection."""
+    connection = self._connected(len(calls))
     futures = [asyncio.run_coroutine_threadsafe(
         connection.client.call_tool(name, dict(call.arguments)), _loop())
                for call in calls]
@@ -150,13 +176,16 @@ class _Server:
     """Waits until the server answers, if a call has failed since the last wait.
 
     Raises:
-      ConnectionError: It has not answered within `pause_secs` of waiting.
+      ConnectionError: It has not answered within `pause_secs` of waiting, or
+        a tool has changed.
     """
     start, pause = time.monotonic(), _FIRST_PAUSE_SECS
     while self._failed:
       try:
         self.list_tools()
         self._failed = False
+      except ChangedToolError:
+        raise
       except Exception as error:
         self._drop(self._connection)
         left = start + self._pause_secs - time.monotonic()
@@ -228,17 +257,34 @@ class _Server:
     async def hold():
       try:
         async with self._connect() as client:
+          if self.schemas:  # of an earlier connection
+            await self._checked_tools(client)
           ready.set_result(_Connection(client, end))
           await end.wait()
       except BaseException as error:  # reported by `ready`, or at the next call
         if not ready.done():
+          cause = _cause(error)
           ready.set_exception(
-              error if isinstance(error, Exception) else ConnectionError())
+              cause if isinstance(cause, Exception) else ConnectionError())
 
     task = asyncio.ensure_future(hold())
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
     return await ready
+
+  async def _checked_tools(self, client: Any) -> list[Any]:
+    """Returns the tools of a client; raises the error of `list_tools`."""
+    tools = await _all_tools(client)
+    present = {tool.name: tool.input_schema for tool in tools}
+    for name, schema in self.schemas.items():
+      if present.get(name) != schema:
+        change = 'has another input schema' if name in present else 'is missing'
+        raise ChangedToolError(
+            f'the MCP server {self._place} must keep the tools that the run '
+            f'began with, but its tool {name!r} {change}. Start it with the '
+            'former tools, and run the same command to go on from the last '
+            'checkpoint, or go on with the present tools by --allow_changes.')
+    return tools
 
   def _drop(self, connection: _Connection | None) -> None:
     """Lets the next call open another connection."""
