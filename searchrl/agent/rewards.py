@@ -69,7 +69,7 @@ class Judge:
 def each(reward: RewardFn) -> Judge:
   """Returns the judge that applies a reward function to each trajectory."""
   def score(trajectories):
-    # A list, because a StopIteration of the reward would end a `map` in silence.
+    # A list, because a StopIteration of the reward would end a `map` silently.
     values = [reward(trajectory) for trajectory in trajectories]
     return [v if isinstance(v, Scores | JudgeError) else Scores(v)
             for v in values]

@@ -224,8 +224,8 @@ def _shard(play: Play, case: EvalCase, questions: Sequence[Question],
   """Returns the scores of a shard, which is a part of a case's questions.
 
   If `file` already has records of the same source and questions, and none of a
-  failed search or judge, the scores are read from it. Else the questions are answered,
-  and the records are written to `file` if it is not None.
+  failed search or judge, the scores are read from it. Else the questions are
+  answered, and the records are written to `file` if it is not None.
   """
   asked = [question for question in questions for _ in range(samples)]
   recorded_scores = file and processes.on_first(
