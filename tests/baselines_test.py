@@ -129,8 +129,8 @@ def test_ircot_without_a_conclusion_has_no_answer():
 
 
 def test_ircot_does_not_take_a_denial_for_an_answer():
-  made, _ = prompted(['The answer is not in these documents.', 'hm.',
-                      'So the answer is: here.'])
+  made, _ = prompted(['the answer is not there.', 'hm.',
+                      'so the answer is: here.'])
   one, = baselines.ircot(made, [QUESTION])
   assert one.answer == 'here' and len(SEARCHED) == 3
 

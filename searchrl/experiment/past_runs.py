@@ -64,10 +64,10 @@ def kept_step(run: pathlib.Path, step: int | None, field: str) -> int:
   """
   steps = checkpoint.steps(run / 'checkpoints')
   if not steps or not recorded(run):
-    folder, _, step = str(run).rpartition('@')
+    folder, _, name = str(run).rpartition('@')
     is_run = folder and checkpoint.steps(pathlib.Path(folder) / 'checkpoints')
     way_out = (
-        f'{step!r} is no step: write {folder}@STEP, {folder}@best, '
+        f'{name!r} is no step: write {folder}@STEP, {folder}@best, '
         f'{folder}@before_collapse, or {folder} alone.' if is_run else
         'Name the --workdir of a training run; a relative path begins in the '
         'present folder.')
