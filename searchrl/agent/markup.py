@@ -86,7 +86,11 @@ def _has_bracket(text: str) -> bool:
 
 
 def _visible(text: str) -> str:
-  """Returns the text in NFC, without controls and surplus combining marks."""
+  """Returns the text in NFC, without control and format characters.
+
+  Line breaks and tabs stay. At most 30 combining marks in a row stay, and none
+  at the start of a line or after a tab.
+  """
   if text.isascii():
     return _CONTROLS_OF_ASCII.sub('', text)
   for c in set(text) - {'\n', '\t'}:

@@ -231,9 +231,10 @@ def _framed(text: str, start: int, messages: Sequence[Mapping[str, Any]],
 
 
 def _check_plain(content: str, tokenizer, place: str) -> None:
-  """Raises a ValueError if encoding a message gives a special token.
+  """Raises a ValueError if a message has the text of a special token.
 
-  The unknown token is allowed. `place` names the message in the error.
+  Characters that the tokenizer lacks are allowed. `place` names the message in
+  the error.
   """
   special = tokenizer.special_ids.intersection(
       tokenizer.encode(content)).difference(tokenizer.encode_data(content))

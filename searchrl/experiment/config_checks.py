@@ -276,9 +276,9 @@ def check_dtype(config, mesh) -> None:
 def check_processes_ahead(config, count: int, together: bool) -> None:
   """Raises a ValueError if this setup cannot sample ahead of training.
 
-  If train.max_staleness is above 0, a thread samples while another trains. It
-  may start no programs that span processes, because their order could differ
-  between processes.
+  If train.max_staleness is above 0, one thread samples while another trains.
+  The sampling thread must not start programs that span processes, because the
+  order of programs could then differ between processes.
 
   Args:
     config: Config of a run.

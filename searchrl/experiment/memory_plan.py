@@ -193,7 +193,10 @@ def _tensor(config) -> int:
 
 
 def _slots(config) -> int:
-  """Returns the number of trajectories to sample at a time, over all copies."""
+  """Chooses the number of trajectories to sample at a time, over all copies.
+
+  It is halved until searches end in time and the memory suffices.
+  """
   trial, _, size = _trial(config)
   copies = max(size // config.rollout.tensor, 1)
   each = _in_time(
@@ -403,7 +406,10 @@ def _platform(mesh, kind) -> str:
 
 
 def learner_of(config, shape, mesh, kind) -> tuple[learners.Learner, str]:
-  """Returns the run's learner, and the name of the attention that it uses."""
+  """Returns the run's learner, and the name of the attention that it uses.
+
+  `shape` is the model's shape. `mesh` and `kind` are from `_devices`.
+  """
   name = config.model.attention
   if name == 'auto':
     name, _ = attention.choose(

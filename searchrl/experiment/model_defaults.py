@@ -72,8 +72,9 @@ def resolved(config, folder: pathlib.Path | None = None, *,
 
   An unset dialogue is chosen for every model. A frozen solver (config.solver)
   without a dialogue gets the policy's. An unset engine is chosen by
-  `set_engine`. Numbers are chosen only for models other than the tiny bases. If
-  the run was started before with the same model, its recorded values are used.
+  `set_engine`. Unset numbers, such as lengths and budgets, are chosen only for
+  models other than the tiny bases. If the run was started before with the same
+  model, its recorded values fill the unset fields instead.
 
   Args:
     config: Config of a job with a model, a dialogue and rollouts.

@@ -94,10 +94,12 @@ def _vectors(config, folder: pathlib.Path, corpus
 
 def _check_room(config, folder: pathlib.Path, recipe: vector_store.Recipe, *,
                 has_vectors: bool) -> None:
-  """Prints the sizes of the index.
+  """Prints the sizes of the index, and checks that the disk has room for it.
+
+  `has_vectors` is False if the index has no vectors, as with BM25 alone.
 
   Raises:
-    ValueError: The disk is too small for the index.
+    ValueError: The disk is too small for the parts that are not written yet.
   """
   _say(memory_estimate.estimate(
       recipe, config.build, links=config.hnsw.links,

@@ -204,7 +204,8 @@ def gspo(
 
   The ratio of a row is the geometric mean of its tokens' ratios. A group is the
   rows that were sampled together for one question. Every row has the same
-  weight, also in the KL and the entropy.
+  weight, also in the KL and the entropy, so `aggregation` must stay
+  'sequence_mean'.
 
   Source: Zheng et al. 2025, Group Sequence Policy Optimization,
     arXiv:2507.18071, eq. 5; clip ranges from its section 5.1.

@@ -375,7 +375,7 @@ def _arranged(devices: Sequence[Any], data: int, fsdp: int, tensor: int
 
 
 def _have_holes(devices: Sequence[Any]) -> bool:
-  """Returns whether other chips are between the chips of a TPU."""
+  """Returns whether TPU chips leave places free in the box around them."""
   places = np.array([(*chip.coords, chip.core_on_chip) for chip in devices])
   return math.prod(np.ptp(places, axis=0) + 1) != len(devices)
 

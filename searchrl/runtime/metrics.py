@@ -56,8 +56,10 @@ class Writer:
   def write(self, step: int, values: Mapping[str, Any]) -> None:
     """Writes one line {step_field: step, **values}, and syncs it to disk.
 
+    The values also go to the loggers.
+
     Args:
-      step: Step of the run, from 0 or 1.
+      step: Number of the step. The caller decides whether it starts at 0 or 1.
       values: Scalars by name, on the host or a device. They are written as
         floats. NaN and infinities, which JSON lacks, are written as null and
         read as NaN.

@@ -125,7 +125,8 @@ def parse_lines(file: Iterable[bytes], path: pathlib.Path
                ) -> Iterator[tuple[int, int, Passage]]:
   """Yields the number, byte offset and passage of each line that is not empty.
 
-  If passages have neither title nor text, a warning counts them at the end.
+  Lines are numbered from 1, and empty lines count. `path` is for messages. If
+  passages have neither title nor text, a warning counts them at the end.
 
   Raises:
     ValueError: No line has a passage, or a line is not a passage.

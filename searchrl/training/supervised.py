@@ -210,9 +210,12 @@ def _save(folder: pathlib.Path, state: Any, record: dict[str, Any],
     folder: Directory of the checkpoints.
     state: State to save.
     record: Record to save. The CPU seconds since `clock` are added to it.
-    whole: Whether the updates since the last means are complete; see
-      `_add_means`.
+    whole: Whether means of the recent metrics are due; False if the training
+      stops between two regular saves. See `_add_means`.
     clock: CPU time of the process at the last save, or at the start.
+
+  Raises:
+    ValueError: A loss since the last save is not finite. Nothing is saved.
   """
   now = time.process_time()
   record['cpu_seconds'] += now - clock

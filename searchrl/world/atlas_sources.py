@@ -285,8 +285,8 @@ def _without_namesakes_nearby(
     states: Mapping[str, str]) -> list[dict[str, Any]]:
   """Returns the largest city of each name in a country, or in a US state.
 
-  The data packages have no names of other regions that could distinguish the
-  smaller cities.
+  `rows` must have the largest cities first. Cities outside `countries` and
+  `states`, and names that are not plain, are left out.
   """
   largest: dict[tuple[str, str, str], dict[str, Any]] = {}
   for row in rows:
@@ -365,7 +365,7 @@ def _capitals(draft: _Draft, cache: Any, codes: Any,
 
 def _named(rows: Sequence[Mapping[str, Any]], name: str
           ) -> Mapping[str, Any] | None:
-  """Returns the city with a name, else the largest with this alias, or None."""
+  """Returns the city with a name, else the first with this alias, or None."""
   folded = atlas_facts.folded(name)
   named = (row for row in rows if atlas_facts.folded(row['name']) == folded)
   called = (row for row in rows if name in row['alternatenames'])
@@ -400,7 +400,7 @@ def _subdivisions(draft: _Draft, codes: Any,
 def _airports(draft: _Draft, rows: Mapping[str, Mapping[str, Any]],
               countries: Mapping[str, Sequence[str]],
               places: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-  """Adds the airports with an IATA code and a unique name."""
+  """Adds airports, by IATA code, with a plain, unique name in a country."""
   names = {iata: _airport_name(row) for iata, row in rows.items()}
   count = collections.Counter(map(atlas_facts.folded, names.values()))
   taken = _taken(draft)

@@ -168,10 +168,10 @@ def sharded(layout: Layout, shardings: Callable[[Any], Any]) -> Layout:
 
 
 def copies(shardings: Callable[[Any], Any] | None) -> int:
-  """Returns the number of copies of the weights over which slots are split.
+  """Returns the number of copies of the weights; each has a part of the slots.
 
-  A copy is on one device, or split over a group of devices. Without
-  `shardings` there is one copy.
+  A copy is on one device, or split over a group of devices. `shardings` is the
+  argument of `sharded`. If it is None, there is one copy.
   """
   if shardings is None:
     return 1

@@ -48,7 +48,10 @@ def best(samples: Sequence[Trajectory]) -> Trajectory:
 def select(groups: Iterable[Sequence[Trajectory]],
            fits: Callable[[Question], bool] = lambda question: True
           ) -> Selected:
-  """Keeps the best sample of each seed, unless there is a reason to drop it.
+  """Keeps the `best` sample of each seed, unless there is a reason to drop it.
+
+  The reasons are those of `against`, a question that does not fit, and one that
+  is already kept.
 
   Args:
     groups: Samples, grouped by seed.

@@ -30,7 +30,7 @@ _LEADERS = 8  # this times k passages are summed first, to raise the threshold
 
 @dataclasses.dataclass(frozen=True)
 class Postings:
-  """Two arrays with a posting at each position: a passage, and an impact.
+  """Postings in two parallel arrays: the passages, and their impacts.
 
   The impact is what one query term adds to the passage's score. P is the number
   of postings, and N that of passages. The postings of a term are adjacent, in
