@@ -200,7 +200,7 @@ def test_the_cause_of_a_failure_is_named_everywhere(server, tmp_path):
                      'Connection closed. Start it'):
     pid.call.wait()
   file = tmp_path / 'silent.py'
-  file.write_text('import time; time.sleep(60)')
+  file.write_text('import sys; sys.stdin.read()')
   with pytest.raises(ValueError, match=r'failed: TimeoutError\.$'):
     mcp_client.make(command=(sys.executable, str(file)), call_secs=2)
 
@@ -325,8 +325,8 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
   command = raw(tmp_path, first=page('pid'), pid={'content': []})
   file, pid = tmp_path / 'raw.py', tmp_path / 'pid'
   file.write_text(
-      f'import os, time\nopen({str(pid)!r}, "w").write(str(os.getpid()))\n'
-      f'{file.read_text()}time.sleep(600)\n')
+      f'import os, threading\nopen({str(pid)!r}, "w").write(str(os.getpid()))\n'
+      f'{file.read_text()}threading.Event().wait()\n')
   program = textwrap.dedent(f"""
       import os, sys
       from searchrl.toolbox import mcp_client

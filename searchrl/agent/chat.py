@@ -329,7 +329,7 @@ def _check_start(render: Render, messages: Sequence[Message]) -> None:
 
 
 def _change(earlier: str, text: str) -> str:
-  """Returns which placeholder of `earlier` the `text` lacks; '' if none.
+  """Returns a text about a part of `earlier` that `text` lacks; '' if none.
 
   For example, it is "drops the tool's answer 2" if `text` has no Result1.
   """

@@ -31,8 +31,10 @@ class PairSource:
   """Queries and the passages that answer them, all as texts."""
 
   queries: Sequence[str]
-  answers: Sequence[Sequence[str]]  # of each query; the first is its positive
-  negatives: Sequence[Sequence[str]]  # known ones of each query; BM25 adds more
+  # Passages that answer each query. The first of them is its positive.
+  answers: Sequence[Sequence[str]]
+  # Passages that are known not to answer each query. BM25 finds more.
+  negatives: Sequence[Sequence[str]]
   # Function (queries, depth) -> passages that BM25 finds, best first.
   find: Callable[[Sequence[str], int], Sequence[Sequence[str]]]
 

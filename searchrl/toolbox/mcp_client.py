@@ -138,7 +138,7 @@ class _Server:
     self._lock = threading.Lock()  # one connection is made at a time
     self._connection: _Connection | None = None
     self._failed = False  # whether a call has failed since the last `wait`
-    self.schemas: dict[str, Any] = {}  # of the tools that the run has, by name
+    self.schemas: dict[str, Any] = {}  # name of a tool of the run -> schema
 
   def list_tools(self) -> list[Any]:
     """Returns the server's descriptions of its tools.
@@ -257,7 +257,7 @@ class _Server:
     async def hold():
       try:
         async with self._connect() as client:
-          if self.schemas:  # of an earlier connection
+          if self.schemas:  # an earlier connection has listed the tools
             await self._checked_tools(client)
           ready.set_result(_Connection(client, end))
           await end.wait()

@@ -57,7 +57,7 @@ class Stopped:
 
   slot: int
   tokens: tuple[int, ...]  # sampled, with the token that ended the turn
-  logprobs: tuple[float, ...]  # of the tokens, in nats; see `sampling.sample`
+  logprobs: tuple[float, ...]  # log-probs in nats; see `sampling.sample`
 
 
 @dataclasses.dataclass(frozen=True)
