@@ -3,10 +3,12 @@
 """mcp_client: a server written by others, and one that breaks."""
 
 from concurrent import futures
+import contextlib
 import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -52,6 +54,33 @@ SERVER = """
     if os.path.exists(sys.argv[1]):
       sys.exit(1)
     server.run()
+"""
+
+OVER_HTTP = """
+    import sys
+    from mcp.server import MCPServer
+    from starlette.responses import PlainTextResponse
+    import uvicorn
+    server = MCPServer('test')
+
+    @server.tool()
+    def greet(who: str) -> str:
+      "Greets."
+      return f'hello {who}'
+
+    app = server.streamable_http_app()
+
+    async def guarded(scope, receive, send):
+      headers = dict(scope.get('headers', ()))
+      wanted = f'Bearer {sys.argv[2]}'.encode()
+      is_welcome = headers.get(b'authorization') == wanted
+      if scope['type'] == 'http' and sys.argv[2] and not is_welcome:
+        refusal = PlainTextResponse('no', status_code=401)
+        await refusal(scope, receive, send)
+      else:
+        await app(scope, receive, send)
+
+    uvicorn.run(guarded, port=int(sys.argv[1]))
 """
 
 RAW = """
@@ -147,6 +176,72 @@ def test_a_server_that_dies_is_started_again(server):
   pid.wait()
   second, = pid([call('pid')])
   assert isinstance(second, ToolResult) and second.text != first.text
+
+
+@pytest.fixture
+def over_http(tmp_path):
+  """A function that starts a server, with a token if one is given.
+
+  It returns the process. The address of each server is `over_http.url`.
+  """
+  file = tmp_path / 'over_http.py'
+  file.write_text(textwrap.dedent(OVER_HTTP))
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = free.getsockname()[1]
+  started = []
+
+  def start(token=''):
+    started.append(subprocess.Popen(
+        [sys.executable, str(file), str(port), token],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    while started[-1].poll() is None:
+      with contextlib.suppress(OSError):
+        socket.create_connection(('127.0.0.1', port)).close()
+        return started[-1]
+      time.sleep(.05)
+    raise AssertionError(f'the server ended with {started[-1].returncode}')
+
+  start.url = f'http://127.0.0.1:{port}/mcp'
+  yield start
+  for process in started:
+    process.kill()
+    process.wait()
+
+
+def test_a_server_at_an_address_is_connected_to_again(over_http):
+  process = over_http()
+  greet, = mcp_client.make(url=over_http.url, call_secs=20)
+  assert greet.call([call('greet', who=who) for who in 'ab']) == [
+      ToolResult('hello a'), ToolResult('hello b')]
+  process.kill()
+  process.wait()
+  error, = greet.call([call('greet', who='c')])
+  assert isinstance(error, SearchError) and error.kind == 'unavailable'
+  over_http()
+  greet.call.wait()
+  assert greet.call([call('greet', who='d')]) == [ToolResult('hello d')]
+
+
+def test_a_token_is_sent_to_the_address(over_http, monkeypatch):
+  over_http('secret')
+  monkeypatch.setenv('MCP_TOKEN', ' secret\n')
+  greet, = mcp_client.make(url=over_http.url, token_env='MCP_TOKEN')
+  assert greet.call([call('greet', who='a')]) == [ToolResult('hello a')]
+  monkeypatch.setenv('MCP_TOKEN', 'wrong')
+  with pytest.raises(ValueError, match='must be an MCP server') as refused:
+    mcp_client.make(url=over_http.url, token_env='MCP_TOKEN')
+  assert 'wrong' not in str(refused.value)
+  with pytest.raises(ValueError, match='If it needs a token, set token_env'):
+    mcp_client.make(url=over_http.url)
+
+
+def test_a_token_needs_an_address_and_its_variable(server, monkeypatch):
+  monkeypatch.delenv('MCP_TOKEN', raising=False)
+  with pytest.raises(ValueError, match='token_env must be left out if command'):
+    mcp_client.make(command=server, token_env='MCP_TOKEN')
+  with pytest.raises(ValueError, match='MCP_TOKEN is not set'):
+    mcp_client.make(url='http://127.0.0.1:9/mcp', token_env='MCP_TOKEN')
 
 
 def test_a_late_answer_is_a_timeout(server):

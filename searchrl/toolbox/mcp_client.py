@@ -10,7 +10,8 @@ ends the run. All connections are closed at the end of the process.
 
 import asyncio
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 import json
@@ -21,6 +22,7 @@ from typing import Any
 
 from searchrl.runtime import log as logs
 from searchrl.search import engine_wrappers
+from searchrl.search.remote import wire
 from searchrl.trajectory import (
     SearchError, Tool, ToolCall, ToolResult, is_search)
 
@@ -31,7 +33,8 @@ _MAX_PAGES = 1000  # pages of a server's list of tools
 
 def make(*, command: Sequence[str] = (), url: str = '',
          names: Sequence[str] = (), prefix: str = '', call_secs: float = 30.0,
-         pause_secs: float = 3600.0, log: str = '') -> list[Tool]:
+         pause_secs: float = 3600.0, log: str = '', token_env: str = ''
+        ) -> list[Tool]:
   """Returns the tools of a server, with the descriptions that the server gives.
 
   Args:
@@ -44,10 +47,12 @@ def make(*, command: Sequence[str] = (), url: str = '',
     pause_secs: Longest time that a run waits for a server that fails.
     log: Path of the file for the standard error of a server that is started
       here; '': its standard error is dropped.
+    token_env: Name of the environment variable whose value is sent as a bearer
+      token to `url`; '': none is sent.
 
   Raises:
     ValueError: The package mcp is missing, an option is out of range, the
-      server cannot be reached, or it lacks a tool.
+      variable is not set, the server cannot be reached, or it lacks a tool.
   """
   try:
     import mcp
@@ -62,10 +67,16 @@ def make(*, command: Sequence[str] = (), url: str = '',
   if not call_secs > 0 or not pause_secs >= 0:
     raise ValueError(f'call_secs must be above 0 and pause_secs at least 0, but '
                      f'they are {call_secs} and {pause_secs}.')
+  if token_env and not url:
+    raise ValueError('token_env must be left out if command is given, because '
+                     'a server that is started here has the environment of the '
+                     f'run, but it is {token_env!r}.')
+  token = wire.secret(token_env, 'token_env') if token_env else ''
 
   def connect() -> Any:
     if url:
-      return mcp.Client(url, read_timeout_seconds=call_secs)
+      return mcp.Client(_streams(url, token) if token else url,
+                        read_timeout_seconds=call_secs)
     parameters = mcp.StdioServerParameters(
         command=command[0], args=list(command[1:]), env=dict(os.environ))
     return mcp.Client(
@@ -76,10 +87,11 @@ def make(*, command: Sequence[str] = (), url: str = '',
   try:
     described = server.list_tools()
   except Exception as error:  # whatever the SDK and the server raise
+    hint = ' If it needs a token, set token_env.' if url and not token else ''
     raise ValueError(
         f'{"url" if url else "command"} must be an MCP server that answers '
         f'within call_secs={call_secs:g}, but {url or command[0]} failed: '
-        f'{_reason(error)}.') from error
+        f'{_reason(error)}.{hint}') from error
   known = [tool.name for tool in described]
   missing = [name for name in names if name not in known]
   if missing:
@@ -98,6 +110,19 @@ def make(*, command: Sequence[str] = (), url: str = '',
                tool.input_schema, engine_wrappers.Wrapped(
                    functools.partial(server.call, tool.name), (server,)))
           for tool in taken]
+
+
+@contextlib.asynccontextmanager
+async def _streams(url: str, token: str) -> AsyncIterator[Any]:
+  """Yields the streams of a connection whose requests have a bearer token."""
+  import httpx2
+  from mcp.client import streamable_http
+  timeout = httpx2.Timeout(30, read=300)  # seconds, as without a token
+  async with httpx2.AsyncClient(
+      headers={'Authorization': f'Bearer {token}'}, timeout=timeout) as client:
+    async with streamable_http.streamable_http_client(
+        url, http_client=client) as streams:
+      yield streams
 
 
 def schemas(tools: Sequence[Tool]) -> dict[str, Any]:
