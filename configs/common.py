@@ -272,6 +272,7 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
           search_errors='warn',
           search_timeouts='warn',
           searches_empty='warn',
+          judge_errors='warn',
           unmixed='off',  # off: train.warn_after already warns
           slow_step='warn',  # warn or off
       ),

@@ -13,6 +13,7 @@ CASES = [
     ('search_errors', [0, 0.05, 0.06], 'step 3'),
     ('search_timeouts', [0.05, 0.06], 'step 2'),
     ('searches_empty', [0.5, 0.51], 'step 2'),
+    ('judge_errors', [0.05, 0.06], 'step 2'),
     ('entropy', [1, 0.5, 0.09], 'step 3'),
     ('entropy_rise', [1, 1, 1, 1, 1, 5, 5.1], 'step 7'),
     ('clip_fraction', [0.5, 0.6], 'step 2'),

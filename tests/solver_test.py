@@ -14,6 +14,7 @@ import train_test
 
 from configs import grpo
 from searchrl.agent import rewards
+from searchrl.agent import tokenizer as tokenizers
 from searchrl.experiment import build
 from searchrl.experiment import policy
 from searchrl.experiment import solver
@@ -112,6 +113,22 @@ def test_the_solver_may_be_a_run_of_adapters_of_another_model(
                params, merged)
   with pytest.raises(ValueError, match='solver.run must be at a step whose'):
     solver._params(options(run=f'{run}@2'), policys, sampler, mesh)
+
+
+def test_fields_of_a_solver_that_do_not_exist_or_are_missing_are_named():
+  tokenizer = tokenizers.load(str(policy.TINY_BASE))
+  solver.check(options(), tokenizer)
+  solver.check(options(budgets=dict(top_k=1)), tokenizer)
+  for changes, message in (
+      (dict(budgets=dict(top_k=1, answer_tokens=8)),
+       'solver.budgets may have the fields max_turns, .*, but has answer_token'),
+      (dict(attempts=3), 'solver must have the fields path, .*, but has attempt')):
+    with pytest.raises(ValueError, match=message):
+      solver.check(options(**changes), tokenizer)
+  lacking = options()
+  del lacking['run']
+  with pytest.raises(ValueError, match='solver must have .*, but lacks run'):
+    solver.check(lacking, tokenizer)
 
 
 def test_a_reward_that_needs_a_solver_says_so():

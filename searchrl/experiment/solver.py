@@ -5,7 +5,7 @@
 It answers questions in the engine of the policy, between the policy's rollouts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -19,10 +19,12 @@ from searchrl.experiment import past_runs
 from searchrl.experiment import policy
 from searchrl.models import transformer
 from searchrl.models import weights
+from searchrl.rollouts import driver
 from searchrl.rollouts.sampler import Sampler
 from searchrl.runtime import mesh as meshes
 from searchrl.trajectory import Question, Request, SearchFn, Trajectory
 
+_FIELDS = ('path', 'run', 'dialogue', 'budgets', 'temperature')
 _OURS = ('searchrl.agent.dialogue:laptop and :laptop_read, '
          'searchrl.agent.chat:search_r1 and searchrl.agent.tools:dr_zero')
 
@@ -89,10 +91,23 @@ def check(options: Any, tokenizer: Any) -> None:
     tokenizer: Tokenizer of the policy. The solver samples in the policy's
       engine.
   """
+  _check_fields('solver', options, _FIELDS, needed=_FIELDS)
+  _check_fields('solver.budgets', options.budgets, [
+      field.name for field in dataclasses.fields(driver.Budgets)])
   if options.temperature <= 0:
     raise ValueError('solver.temperature must be above 0, or all attempts are '
                      f'one, but is {options.temperature}.')
   check_dialogue(options.dialogue, tokenizer, 'solver.dialogue')
+
+
+def _check_fields(name: str, fields: Mapping[str, Any], legal: Sequence[str],
+                  needed: Sequence[str] = ()) -> None:
+  """Raises a ValueError if a field is not legal or a needed one is missing."""
+  wrong = ([f'lacks {field}' for field in needed if field not in fields]
+           + [f'has {field}' for field in fields if field not in legal])
+  if wrong:
+    raise ValueError(f'{name} {"must" if needed else "may"} have the fields '
+                     f'{", ".join(legal)}, but {wrong[0]}.')
 
 
 def check_dialogue(name: str, tokenizer: Any, field: str) -> None:

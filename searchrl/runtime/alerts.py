@@ -168,6 +168,10 @@ RULES = {
     'searches_empty': Rule(
         'more than {limit:g} of the queries found nothing',
         'search/empty_rate', _above, 0.5, sampled=True),
+    'judge_errors': Rule(
+        'the judge failed on more than {limit:g} of the trajectories (the '
+        'reasons are in trajectories/, as judge_error)',
+        'reward/judge_error_rate', _above, 0.05, sampled=True),
     'unmixed': Rule(
         'no group had outcomes that differ, so nothing was learned',
         'data/frac_group_mixed', _at_most, 0, sampled=True,
