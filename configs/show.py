@@ -15,11 +15,12 @@ Result: the conversation, and a line for each token that the policy sampled.
 import ml_collections
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(text: str = '') -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.job = 'searchrl.jobs.show:run'
   config.show = dict(
-      trajectory='',  # FILE:LINE, set by --trajectory
+      # FILE:LINE, set by --trajectory or by the text after the colon.
+      trajectory=text,
       observations=True,  # True shows the engine's answers too
   )
   return config

@@ -23,7 +23,11 @@ workdir=
 for flag in "$@"; do
   case $flag in --workdir=*) workdir=${flag#*=} ;; esac
 done
-: "${workdir:?give --workdir=, on a file system that all processes share}"
+if [[ -z $workdir ]]; then
+  echo "run.sh must be given --workdir=, on a file system that all processes" \
+    "share. To print help or a plan, use python -m searchrl.main." >&2
+  exit 2
+fi
 
 signals=0
 child=

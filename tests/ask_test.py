@@ -195,6 +195,18 @@ def test_without_a_question_it_proposes_some_of_the_corpus(tmp_path, capsys):
   shown = capsys.readouterr().out
   assert 'By their titles' in shown and shown.count('Who or what is') == 6
   assert f'--config.search.corpus={corpus}' in shown
+  corpus.write_text('{"id": "0", "title": "", "text": "x"}\n'
+                    '{"id": "1", "title": "Tarn", "text": "y"}\n')
+  config.model.path = str(policy.TINY_BASE)
+  ask.run(config, str(tmp_path))
+  *_, title, _, command = capsys.readouterr().out.splitlines()
+  assert title == '  Who or what is Tarn?'
+  assert command.startswith(
+      '  python -m searchrl.main --config=configs/ask.py '
+      f'--config.model.path={policy.TINY_BASE} --config.search.corpus={corpus}')
+  corpus.write_text('{"id": "0", "title": "", "text": "x"}\n')
+  ask.run(config, str(tmp_path))
+  assert "--question 'YOUR QUESTION'" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -33,6 +33,19 @@ def test_a_wrong_command_is_refused(given, message):
     command.expand(given.split())
 
 
+@pytest.mark.parametrize('arguments', [['--help'], ['train', '--help']])
+def test_help_without_a_config_lists_the_commands(
+    arguments, capsys, monkeypatch):
+  monkeypatch.setattr('sys.argv', ['searchrl', *arguments])
+  command.run()
+  assert 'train FILE' in capsys.readouterr().out
+
+
+def test_the_text_after_show_is_the_trajectory():
+  config = config_files.load('configs/show.py:runs/a/trajectories/s.jsonl.gz:3')
+  assert config.show.trajectory == 'runs/a/trajectories/s.jsonl.gz:3'
+
+
 def test_the_help_names_every_config_and_every_name_works(capsys, monkeypatch):
   monkeypatch.setattr('sys.argv', ['searchrl'])
   command.run()

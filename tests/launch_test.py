@@ -184,6 +184,14 @@ def stand_in(folder, *names, does=''):
   return lambda: sorted(log.read_text().splitlines()) if log.exists() else []
 
 
+def test_run_needs_a_directory(tmp_path):
+  commands = stand_in(tmp_path, 'python')
+  ended = launch('run.sh', '--config=configs/grpo.py', '--plan',
+                 path=str(tmp_path))
+  assert ended.returncode == 2 and not commands()
+  assert ended.stderr.startswith('run.sh must be given --workdir=, on a file')
+
+
 @pytest.mark.parametrize('code', [0, 1, 70, 134])
 def test_run_passes_the_exit_code_on(tmp_path, code):
   commands = stand_in(tmp_path, 'python', does=f'exit {code}')

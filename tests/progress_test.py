@@ -105,7 +105,7 @@ def test_a_long_phase_has_few_lines_in_a_file(clock, monkeypatch):
 def test_counted_work_says_how_much_is_left(clock, monkeypatch):
   display, screen = displayed(False, clock, monkeypatch)
   phase = display.begin('Evaluating', total=2000, unit='answer')
-  pass_time(display, clock, 30)
+  pass_time(display, clock, 40)
   display.advance(phase, 500)
   pass_time(display, clock, 30)
   display.advance(phase, 3000)  # more than there are
@@ -113,10 +113,20 @@ def test_counted_work_says_how_much_is_left(clock, monkeypatch):
   display.end(phase)
   assert screen.lines == [
       'Evaluating ...',
-      'Evaluating: 500 of 2,000 answers, 31 s, 0:01:33 left',
-      'Evaluating: 2,000 of 2,000 answers, 61 s, 0:00:00 left',
+      'Evaluating: 0 of 2,000 answers, 31 s',  # nothing tells the pace
+      'Evaluating: 500 of 2,000 answers, 61 s, 0:03:03 left',
       'Evaluating: 2,000 of 2,000 answers, 91 s, 0:00:00 left',
-      'Evaluating: 2,000 answers, 0:02:00', '']
+      'Evaluating: 2,000 of 2,000 answers, 0:02:01, 0:00:00 left',
+      'Evaluating: 2,000 answers, 0:02:10', '']
+
+
+def test_a_unit_has_its_plural(clock, monkeypatch):
+  display, screen = displayed(False, clock, monkeypatch)
+  phase = display.begin('Computing the loss', total=2, unit='batch')
+  display.advance(phase, 2)
+  pass_time(display, clock, 40)
+  display.end(phase)
+  assert screen.lines[-2] == 'Computing the loss: 2 batches, 40 s'
 
 
 def test_work_within_work_does_not_count_as_its_time(clock, monkeypatch):

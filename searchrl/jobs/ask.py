@@ -6,7 +6,7 @@ The policy, from a run or a model directory, searches a corpus. The turns are
 printed on stderr, and only the answer on stdout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import collections
 import itertools
 import pathlib
@@ -57,6 +57,8 @@ def run(config, workdir: str) -> None:
   if processes.count() > 1:
     raise ValueError(f'ask needs one process, but there are '
                      f'{processes.count()}. Start it alone.')
+  flags = {'--config.model.path': config.model.path,
+           '--config.search.corpus': config.search.corpus}
   config = run_defaults.complete(config, config.ask.run, 'ask.run')
   config_checks.check(config)  # again, with the filled-in values
   config_checks.check_worlds(config)
@@ -65,7 +67,7 @@ def run(config, workdir: str) -> None:
   with progress.phase(f'Reading {file}'):
     corpus = mapped_corpus.load(file)
   if not options.question:
-    propose(file, corpus, run=options.run, own_corpus=config.search.corpus,
+    propose(file, corpus, run=options.run, flags=flags,
             examples=options.examples or _examples(options.run))
     return
   model = policy.folder_of(config)
@@ -241,7 +243,7 @@ def vote(trajectories: Sequence[Trajectory], say: Callable[[str], None]
 
 def propose(
     file: pathlib.Path, corpus: corpora.Corpus | mapped_corpus.MappedCorpus, *,
-    examples: str, run: str, own_corpus: str) -> None:
+    examples: str, run: str, flags: Mapping[str, str]) -> None:
   """Prints questions that could be asked, and the command that asks one.
 
   Args:
@@ -250,29 +252,32 @@ def propose(
     examples: Question files: 'path', 'name=path,name=path', or a directory. '':
       the file questions.jsonl beside the corpus, if there is one.
     run: Directory of the run, for the printed command.
-    own_corpus: Path of the config's corpus, for the printed command. '': none.
+    flags: Values of flags, for the printed command. Empty ones are left out.
   """
   beside = file.parent / 'questions.jsonl'
   sources = question_files.named(
       examples or (str(beside) if beside.is_file() else ''), 'ask.examples',
       may_be_folder=True)
-  print(f'{len(corpus)} passages of {file} can be asked about', end='')
+  head = f'{len(corpus)} passages of {file} can be asked about'
   if sources:
     questions = [q.text for q in spread([
         q for source in sources for q in questions_lib.read(
             source.path, needs_golds=False)])]
-    print(', for instance:')
+    print(f'{head}, for instance:')
   else:
     step = max(len(corpus) // _EXAMPLES, 1)
     titles = [corpus[i].title for i in range(0, len(corpus), step)]
-    questions = [f'Who or what is {title}?' for title in titles[:_EXAMPLES]]
-    print(', though no file of questions lies beside them. By their titles:')
+    questions = [f'Who or what is {title}?'
+                 for title in titles[:_EXAMPLES] if title.strip()]
+    print(f'{head}, though no file of questions lies beside them.'
+          + ' By their titles:' * bool(questions))
   for question in questions:
     print('  ' + plain(question))
   config = '--config=configs/ask.py' + (f':{run}' if run else '')
-  corpus_flag = [f'--config.search.corpus={own_corpus}'] * bool(own_corpus)
+  given = [f'{flag}={value}' for flag, value in flags.items() if value]
   print('Ask:\n  python -m searchrl.main ' + shlex.join(
-      [config, *corpus_flag, '--question', plain(questions[0])]))
+      [config, *given, '--question', plain((questions or ['YOUR QUESTION'])[0])]
+      ))
 
 
 def spread(questions: Sequence[Question]) -> list[Question]:

@@ -45,9 +45,9 @@ def run(config, workdir: str) -> None:
   run_defaults.judge_on_own_data(config, options.run)
   if not config.data.evaluate or config.data.evaluate == datasets.WORLDS:
     raise ValueError(
-        'data.evaluate must name the file of the questions to answer, jsonl or '
-        f'parquet, but is {config.data.evaluate!r}. Add '
-        '--config.data.evaluate=questions.jsonl and --config.search.corpus.')
+        'data.evaluate must name the file of the questions to answer, but is '
+        f'{config.data.evaluate!r}. Add --config.data.evaluate=questions.jsonl'
+        + (' and --config.search.corpus.' if not options.run else '.'))
   config_checks.check(config)  # again, with the filled-in values
   config_checks.check_questions(config)
   config_checks.check_samples(options)

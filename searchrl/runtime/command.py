@@ -25,7 +25,8 @@ _SHORT = {'serve': 'serve_model'}  # name of a command -> config
 def run() -> None:
   """Runs the command of the process's arguments; see `searchrl.main.run`."""
   arguments = sys.argv[1:]
-  if not arguments or arguments[0] in ('help', '--help', '-h'):
+  if not arguments or arguments[0] in ('help', '--help', '-h') or (
+      arguments[0] == 'train' and arguments[1:2] in (['--help'], ['-h'])):
     print(_help())
     return
   if arguments[0] == '--version':

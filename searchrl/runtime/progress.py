@@ -84,8 +84,9 @@ class Phase:
       return f'{self.what}: {_duration(self.secs(now))} so far'
     if self.is_run:
       return f'{self.what} {self.done}/{self.total}: ' + ', '.join(beside)
-    return (f'{self.what}: {self.done:,} of {self.total:,} {self.unit}s, '
-            f'{_duration(self.secs(now))}, {self.left(now)} left')
+    left = f', {self.left(now)} left' if self.done > self.initial else ''
+    return (f'{self.what}: {self.done:,} of {self.total:,} {_plural(self.unit)}'
+            f', {_duration(self.secs(now))}{left}')
 
   def left(self, now: float) -> datetime.timedelta:
     """Returns the time that the phase still needs, at its speed so far."""
@@ -101,8 +102,12 @@ class Phase:
 
   def end(self, now: float) -> str:
     """Returns the line for the end of the phase."""
-    count = f'{self.done:,} {self.unit}s, ' if self.total else ''
+    count = f'{self.done:,} {_plural(self.unit)}, ' if self.total else ''
     return f'{self.what}: {count}{_duration(self.secs(now))}'
+
+
+def _plural(unit: str) -> str:
+  return unit + ('es' if unit.endswith('ch') else 's')
 
 
 class Display:
