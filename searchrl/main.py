@@ -224,10 +224,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
   for argument in unknown:
     if argument.startswith('-'):
       name = argument.lstrip('-').partition('=')[0]
-      near = foreign_names.OURS.get(foreign_names.known(name))
-      hint = (f'--config.{near}' if near else f'--config.{name}=VALUE')
-      raise ValueError(f'--{name} is not a flag; --help lists the flags. A '
-                       f'field of the config is set by {hint}.')
+      theirs = foreign_names.OURS.get(foreign_names.known(name))
+      near = '' if theirs else _similar_field(name, options.config)
+      raise ValueError(
+          f'--{name} is not a flag; --help lists the flags. ' + (
+              near or 'A field of the config is set by --config.'
+              f'{theirs or f"{name}=VALUE"}.'))
   if unknown or not (options.config or options.help):
     raise ValueError(
         ('a command must have flags alone, but has also '
@@ -235,6 +237,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
          'a command must have the flag --config=FILE, but lacks it. ') +
         'Write for instance --config=configs/dspo.py; --help lists the flags.')
   return options
+
+
+def _similar_field(name: str, file: str | None) -> str:
+  """Returns a sentence with a field that a flag may mean; '' if none does."""
+  try:
+    return config_fields.closest(name, config_files.load(file)) if file else ''
+  except (ValueError, OSError):  # the flag's error is told first
+    return ''
 
 
 def _print_help(file: str | None, settings: config_fields.Settings) -> None:

@@ -132,6 +132,8 @@ COMMANDS = (
     _row('ask:{d}/empty', 'the folder of a run', 'empty'),
     _row('serve_model:runs/none', 'the folder of a run', 'runs/none'),
     _row('grpo:smoke --seed=1', '--seed is not a flag', '--config.seed'),
+    _row('report --runs=runs/a', '--runs is not a flag',
+         'Did you mean --config.report.runs?'),
     _row('grpo:smoke --config.sed=1', '--config.sed must be a field',
          'Did you mean --config.seed?', as_command=True),
     _row('grpo:smoke --config.rollout.lenght=1', '--config.rollout.lenght',
