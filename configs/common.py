@@ -351,10 +351,16 @@ def plan() -> dict[str, Any]:
 
 def as_evaluated(config: ml_collections.ConfigDict
                 ) -> ml_collections.ConfigDict:
-  """Returns the config with evaluation's engine moved to config.search.
+  """Returns the config of a job that does not train by it.
 
-  It is for jobs that do not train.
+  Fields that only training reads are deleted. The engine of evaluation, if
+  there is one, becomes config.search.
   """
+  for name in ('learner', 'optimizer', 'critic', 'importance_correction',
+               'guards', 'train'):
+    del config[name]
+  for name in ('initial', 'every', 'limit', 'num_sets_during'):
+    del config.evaluate[name]
   search = config.evaluate.search
   if search.engine:
     config.search.engine = search.engine

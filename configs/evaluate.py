@@ -45,11 +45,6 @@ def _evaluation(text: str) -> ml_collections.ConfigDict:
   args = arguments.parse(text, suite=('methods', 'trained'))
   config = common.as_evaluated(common.get_config(args.base))
   config.job = 'searchrl.jobs.evaluate:run'
-  for name in ('learner', 'optimizer', 'critic', 'importance_correction',
-               'guards'):
-    del config[name]  # nothing is trained
-  for name in ('initial', 'every', 'limit', 'num_sets_during'):
-    del config.evaluate[name]  # all questions of all sets are answered
   for name in ('limit', 'mix', 'weights'):
     del config.data[name]  # they draw questions of training
   config.evaluate.update(

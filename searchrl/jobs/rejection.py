@@ -90,8 +90,6 @@ def phases(config) -> dict[str, Any]:
   """
   sampling = copy.deepcopy(config)  # also copies which fields are unset
   tuning = _tuning(config, config.model.path, pathlib.Path(_DATA))
-  with sampling.unlocked():
-    del sampling.learner
   tuning.plan = sampling.plan
   return {'sampling': sampling, 'tuning': tuning}
 
