@@ -377,7 +377,7 @@ def collate(
       too many contexts, or the trajectories need more rows than `rows`.
   """
   rows = len(trajectories) * contexts if rows is None else rows
-  _check(trajectories, group_ids, rows // contexts, length, contexts)
+  _check(trajectories, group_ids, rows, length, contexts)
   uids: dict[str, int] = {}
   groups: dict[Any, int] = {}
   zeros = lambda dtype, *names: {name: np.zeros(rows, dtype) for name in names}
@@ -418,13 +418,12 @@ def _used(context: Trajectory) -> tuple[int, tuple[bool, ...]]:
   return int(sampled[-1]) + 1 if sampled.size else 0, mask
 
 
-def _check(trajectories, group_ids, count: int, length: int, contexts: int
-          ) -> None:
-  """Raises `collate`'s ValueErrors; `count` trajectories fit into a batch."""
-  if len(trajectories) > count:
+def _check(trajectories, group_ids, rows, length, contexts) -> None:
+  """Raises the ValueErrors of `collate`."""
+  if len(trajectories) * contexts > rows:
     raise ValueError(
-        'rows must be at least the number of trajectories, '
-        f'{len(trajectories)}, but is {count}. Raise it, or pack fewer.')
+        f'rows must be at least the number of trajectories, {len(trajectories)}'
+        f' times contexts, {contexts}, but is {rows}. Raise it, or pack fewer.')
   if len(group_ids) != len(trajectories):
     raise ValueError(
         f'group_ids must have one entry a trajectory, {len(trajectories)}, but '
@@ -441,7 +440,8 @@ def _check(trajectories, group_ids, count: int, length: int, contexts: int
     elif not trajectory.is_void and None in (
         trajectory.reward, trajectory.outcome_reward):
       problem = 'has no reward or no outcome_reward'
-    elif len(trajectory.behavior_logprobs) != len(trajectory.tokens):
+    elif any(len(turn.action_tokens) != len(turn.action_logprobs)
+             for turn in trajectory.turns):
       problem = 'has action_logprobs that are not one per action token'
     if problem:
       raise ValueError(

@@ -398,6 +398,11 @@ def test_reinforce_plus_plus_baseline_of_groups_of_one_and_equal_groups():
   np.testing.assert_array_equal(np.sign(pair[:2, 0]), [-1, 1])
 
 
+def test_rewards_of_tokens_need_a_mask_of_booleans():
+  with pytest.raises(ValueError, match='^loss_mask must be a mask of booleans'):
+    advantages.token_rewards(jnp.ones(2), jnp.ones((2, 3), jnp.int32))
+
+
 def test_nothing_to_train_on_is_zero():
   for shape in ((2, 3), (1, 1)):
     inputs = token_inputs(shape=shape)
@@ -501,6 +506,18 @@ def test_refuses_bad_input(array):
         array([0.0, 1.0]), array([0, 1]), array([True]))
   with pytest.raises(ValueError, match=r'\[0, 2\).* 1 holds 7.*num_groups'):
     advantages.group_spread(array([0.0, 1.0]), array([0, 7]), num_groups=2)
+
+
+@pytest.mark.parametrize('function', [
+    advantages.group_relative, advantages.leave_one_out,
+    advantages.hop_group_relative])
+def test_under_jit_rows_without_a_valid_group_have_nan(function):
+  rewards = np.array([0.0, 1.0, 0.5, 0.25, 9.0], np.float32)
+  ids = np.array([0, 0, 5, -1, 7])  # the last row is in no baseline
+  got = jax.jit(function)(rewards, ids, np.arange(5) < 4)
+  np.testing.assert_array_equal(np.isnan(got), [False, False, True, True, False])
+  np.testing.assert_allclose(got[:2], function(rewards[:2], ids[:2]), rtol=1e-6)
+  assert got[4] == 0
 
 
 def test_rows_of_devices_have_the_advantages_of_one():

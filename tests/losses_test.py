@@ -598,6 +598,20 @@ def test_a_row_without_advantage_stays_finite_whatever_its_ratio(ours):
       jax.grad(lambda x: ours(x, *args).sum())(gaps), 0)
 
 
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize('loss', [
+    losses.token_ratio_loss, losses.sequence_ratio_loss,
+    losses.geometric_mean_loss])
+def test_the_gradient_at_ratio_1_is_whole_in_half_precision(loss, dtype):
+  old = -jnp.linspace(0.1, 3, 32).reshape(4, 8).astype(dtype)
+  advs, mask = jnp.array([1.0, -1, 2, -0.5]), jnp.ones((4, 8), bool)
+  half, single = (
+      jax.grad(lambda x: loss(x, x0, advs, mask).mean())(x0)
+      for x0 in (old, old.astype(jnp.float32)))
+  assert half.dtype == dtype
+  np.testing.assert_allclose(half, single, rtol=1e-2)
+
+
 def test_the_gradient_of_the_kl_is_finite_in_half_precision():
   logprobs = jnp.array([[-1.0, -2.0, -9.0]], jnp.float16)
   other, mask = logprobs - 0.125, jnp.array([[True, True, False]])

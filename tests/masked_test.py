@@ -133,3 +133,8 @@ def test_a_mask_of_numbers_is_refused_by_name(dtype):
     with pytest.raises(ValueError, match=f'^{name} must be a mask of booleans, '
                        f'but is of {np.dtype(dtype)}'):
       call()
+
+
+@pytest.mark.filterwarnings('error')
+def test_numpy_arrays_in_float64_are_taken_without_a_warning():
+  assert Mean.of(np.array([1.0, 3.0]), np.ones(2, bool)).value == 2

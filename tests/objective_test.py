@@ -59,6 +59,7 @@ def test_an_unknown_option_is_named(option):
     (dict(aggregation='mean'), 'aggregation must be one of'),
     (dict(aggregation='sequence_sum_norm'), 'length must be given'),
     (dict(length=-3), 'length must be a number of tokens, but is -3'),
+    (dict(length=0), 'length must be a number of tokens, but is 0'),
 ])
 def test_a_regularizer_out_of_range_is_refused(fields, message):
   with pytest.raises(ValueError, match=message):

@@ -168,6 +168,14 @@ def test_rows_of_an_earlier_policy_are_flagged():
     ([made(turns=(dataclasses.replace(
         SEARCH, action_logprobs=SEARCH.action_logprobs[:-1]), ANSWER))], {},
      "'q', sample 0, has action_logprobs that are not one per action token"),
+    ([made(turns=(  # the sum of the lengths is right
+        dataclasses.replace(
+            SEARCH, action_logprobs=SEARCH.action_logprobs[:-1]),
+        dataclasses.replace(
+            ANSWER, action_logprobs=(*ANSWER.action_logprobs, -1.0))))], {},
+     "'q', sample 0, has action_logprobs that are not one per action token"),
+    ([made(), made()], dict(rows=3, contexts=2),
+     'number of trajectories, 2 times contexts, 2, but is 3'),
 ])
 def test_what_cannot_be_packed_is_named(trajectories, options, message):
   with pytest.raises(ValueError, match=message):

@@ -5,6 +5,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from trajectory_test import ANSWER, SEARCH, collate, made
 
 from searchrl.rl import turn_fields
@@ -47,3 +48,10 @@ def test_turns_of_rows_out_of_the_loss_stay():
   cut = made(turns=(SEARCH,), stop_reason='turn_limit')
   batch = turn_fields.with_turns(collate([cut], mask_truncated=True), [cut])
   assert not batch.loss_mask.any() and batch.turn_ids.sum() == 2
+
+
+def test_rewards_that_are_not_one_per_turn_are_named():
+  short = dataclasses.replace(made(turns=(SEARCH, ANSWER)), turn_rewards=(1.0,))
+  with pytest.raises(ValueError, match='^turn_rewards must have one entry per '
+                     "turn, 2, but that of question 'q', sample 0, has 1"):
+    turn_fields.with_turns(collate([short]), [short])

@@ -23,7 +23,8 @@ mask.
 
 Shapes that do not match raise a ValueError. Outside jit, an id out of range
 raises a ValueError, and so does a reward that counts but is NaN or infinite.
-Under jit, the group of such a reward gets no valid advantages;
+Nothing can be raised under jit. There, a row that counts and whose id is out of
+range gets NaN. The group of such a reward gets no valid advantages;
 `rollouts.scoring` prevents this.
 """
 
@@ -76,8 +77,7 @@ def group_relative(
   if normalize_std:
     variance = group.squares / group.xp.maximum(group.size - ddof, 1)
     advantages = advantages / (group.xp.sqrt(variance) + 1e-6)
-  mixed = group.member & (group.spread > MIN_SPREAD)
-  return group.xp.where(mixed, advantages, 0)
+  return group.advantages(advantages, group.spread > MIN_SPREAD)
 
 
 def leave_one_out(
@@ -98,7 +98,7 @@ def leave_one_out(
   """
   group = _groups(rewards, group_ids, in_baseline, num_groups)
   scale = group.size / group.xp.maximum(group.size - 1, 1)
-  return group.xp.where(group.member, (group.gap - group.mean) * scale, 0)
+  return group.advantages((group.gap - group.mean) * scale)
 
 
 def hop_group_relative(
@@ -125,9 +125,8 @@ def hop_group_relative(
   group = _groups(rewards, group_ids, in_baseline, num_groups)
   std = group.xp.sqrt(group.squares / group.xp.maximum(group.size, 1) + delta)
   is_spread = std > 0  # always, unless delta is 0
-  return group.xp.where(
-      group.member & is_spread,
-      (group.gap - group.mean) / group.xp.where(is_spread, std, 1), 0)
+  return group.advantages(
+      (group.gap - group.mean) / group.xp.where(is_spread, std, 1), is_spread)
 
 
 class Estimate(NamedTuple):
@@ -160,6 +159,7 @@ def token_rewards(
     token, as in Search-R1 (arXiv:2503.09516).
   """
   _check_one_a_row(rewards, loss_mask)
+  masked.check_shapes(loss_mask=loss_mask)
   length = loss_mask.shape[1]
   last = length - 1 - jnp.argmax(loss_mask[:, ::-1], axis=1)
   ends = loss_mask & (jnp.arange(length)[None, :] == last[:, None])
@@ -289,8 +289,8 @@ def whiten(
     where retrieved tokens are in the mean and the variance; here they are not.
   """
   masked.check_shapes(x=x, where=where)
-  x = jax.lax.stop_gradient(jnp.where(where, x, 0))
-  x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  x = masked.at_least_float32(
+      jax.lax.stop_gradient(jnp.where(where, x, 0)))
   low = jnp.min(jnp.where(where, x, jnp.inf), initial=jnp.inf)
   centred = jnp.where(where, x - low, 0)  # exact if close; 0 if equal
   count = jnp.sum(where, dtype=x.dtype)
@@ -325,6 +325,15 @@ class _Groups(NamedTuple):
   mean: Array  # mean of the members' gaps
   squares: Array  # sum of the members' squared distances from the mean
   spread: Array  # largest gap of the members
+  exists: Array  # True if the group's id is in range; False only under jit
+
+  def advantages(self, values, where=True):
+    """Returns the values of members for which `where` is True, 0 for others.
+
+    A member has NaN if its group does not exist.
+    """
+    values = self.xp.where(self.member & where, values, 0)
+    return self.xp.where(self.exists | ~self.member, values, np.nan)
 
 
 def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
@@ -362,7 +371,8 @@ def _groups(rewards, group_ids, in_baseline, num_groups) -> _Groups:
   mean = mean + rest / xp.maximum(count, 1)
   squares = over_group(np.add, xp.where(member, gap - mean, 0) ** 2)
   spread = over_group(np.maximum, gap)
-  return _Groups(xp, member, gap, count, mean, squares, spread)
+  exists = (ids >= 0) & (ids < num_groups)
+  return _Groups(xp, member, gap, count, mean, squares, spread, exists)
 
 
 def _check_one_a_row(rewards, loss_mask):

@@ -276,9 +276,6 @@ def kl(
   masked.check_shapes(
       logprobs=logprobs, ref_logprobs=ref_logprobs, loss_mask=loss_mask)
   x = -log_ratio(logprobs, ref_logprobs, loss_mask)
-  if x.dtype == jnp.float16:  # whose largest number is below expm1(20)
-    return kl(logprobs.astype(jnp.float32), ref_logprobs, loss_mask,
-              estimator=estimator).astype(x.dtype)
   if estimator == 'k1':
     return -x
   if estimator == 'abs':

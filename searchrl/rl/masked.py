@@ -39,9 +39,8 @@ class Mean:
     """
     count_mask = where if count_mask is None else count_mask
     check_shapes(x=x, where=where, count_mask=count_mask)
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
-    selected = jnp.where(where, x, 0).astype(dtype)
-    return cls(jnp.sum(selected), jnp.sum(count_mask, dtype=dtype))
+    selected = at_least_float32(jnp.where(where, x, 0))
+    return cls(jnp.sum(selected), jnp.sum(count_mask, dtype=selected.dtype))
 
   @property
   def value(self) -> Float[Array, '']:
@@ -76,6 +75,11 @@ def row_mean(
   count_mask = where if count_mask is None else count_mask
   check_shapes(where=where, count_mask=count_mask)
   return row_sum(x, where) / jnp.maximum(count_mask.sum(-1), 1)
+
+
+def at_least_float32(x: Num[Array, '...']) -> Float[Array, '...']:
+  """Returns an array in float32, or in float64 if it has that type."""
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def check_shapes(**arrays: Array) -> None:

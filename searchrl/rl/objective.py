@@ -57,14 +57,14 @@ class Regularizer:
     option_checks.choice('aggregation', self.aggregation, losses.AGGREGATIONS)
     option_checks.at_least_0(
         kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
-    option_checks.require(
-        self.length is None or self.length >= 0,
-        f'length must be a number of tokens, but is {self.length}.')
     if self.aggregation == 'sequence_sum_norm' and not self.length:
       raise ValueError(
           "length must be given for aggregation 'sequence_sum_norm', but is "
           f'{self.length}. Give one constant for all batches, such as the most '
           'tokens that a policy may write: micro-batches differ in T.')
+    option_checks.require(
+        self.length is None or self.length >= 1,
+        f'length must be a number of tokens, but is {self.length}.')
 
   def aggregate(
       self, per_token: Float[Array, 'B T'], mask: Bool[Array, 'B T'],

@@ -12,8 +12,8 @@ between the two. All functions share these conventions:
                 anything, and have ratio 1.
 
 Shapes that differ and options out of range raise a ValueError. To keep ratios
-finite, their logs are clipped to [-20, 20] nats. In float16, ratios above
-65,504, or 11 nats, are infinite all the same: use bfloat16 or float32.
+finite, their logs are clipped to [-20, 20] nats. The results are in float32, or
+in float64 if an input is: in bfloat16, a ratio of 1 + 4e-4 is 1.
 """
 
 import jax
@@ -37,8 +37,9 @@ def log_ratio(
   """
   masked.check_shapes(
       logprobs=logprobs, old_logprobs=old_logprobs, loss_mask=loss_mask)
-  old = jax.lax.stop_gradient(jnp.where(loss_mask, old_logprobs, 0))
-  return jnp.where(loss_mask, logprobs, 0) - old
+  new, old = (masked.at_least_float32(jnp.where(loss_mask, x, 0))
+              for x in (logprobs, old_logprobs))
+  return new - jax.lax.stop_gradient(old)
 
 
 def token_ratio(

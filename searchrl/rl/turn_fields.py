@@ -29,6 +29,9 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory],
     trajectories: Trajectories of the batch's first rows, in order.
     contexts: Number of rows per trajectory, one for each of its contexts: a
       trajectory whose context was full goes on in another row.
+
+  Raises:
+    ValueError: A trajectory has another number of turn_rewards than of turns.
   """
   turn_ids, state_ids = np.zeros((2, *batch.tokens.shape), np.int32)
   turn_rewards = np.full(batch.tokens.shape, np.nan, np.float32)
@@ -37,8 +40,13 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory],
     if not batch.in_baseline[first]:
       continue
     rewards = trajectory.turn_rewards or (None,) * len(trajectory.turns)
-    numbered = enumerate([reward for _, reward in zip(
-        trajectory.turns, rewards, strict=True)], start=1)
+    if len(rewards) != len(trajectory.turns):
+      raise ValueError(
+          'turn_rewards must have one entry per turn, '
+          f'{len(trajectory.turns)}, but that of question '
+          f'{trajectory.question.uid!r}, sample {trajectory.sample}, has '
+          f'{len(rewards)}. Give None for a turn without a reward.')
+    numbered = enumerate(rewards, start=1)
     for row, context in enumerate(trajectory.contexts, start=first):
       end = len(context.prompt_tokens)
       # A state is a group and a prompt, or an earlier state and what was read.
