@@ -141,7 +141,11 @@ COMMANDS = (
     _row('grpo:smoke --config.learning_rate=1', '--config.learning_rate must ',
          'Did you mean --config.optimizer.learning_rate?'),
     _row('grpo:smoke --config.seed.x=1', '--config.seed.x must be a field'),
-    _row('evaluate --config.train.num_stesp=1', '--config.train.num_stesp',
+    _row('evaluate --config.rollout.max_lenght=1',
+         '--config.rollout.max_lenght', 'rollout.max_length'),
+    _row('evaluate --config.train.num_steps=1', '--config.train.num_steps must '
+         'be a field of configs/evaluate.py, but there is none of that name'),
+    _row('grpo:smoke --config.train.num_stesp=1', '--config.train.num_stesp',
          'num_steps'),
     _row('grpo:smoke --config.rollout.num_generations=8',
          'num_generations is called rollout.group_size here'),
@@ -546,6 +550,8 @@ JOBS = (
     _row('sft:smoke --config.learner.pack_length=17', 'learner.pack_length must '
          'hold a conversation'),
     _row('sft:smoke --config.model.path=/no', 'model.path must be a folder'),
+    _row('demonstrations:smoke --config.rollout.budgets.when_full=drop',
+         "rollout.budgets.when_full must be 'stop' for demonstrations"),
     _row('rejection:smoke --config.rejection.samples=0', 'rejection.samples'),
     _row('rejection:smoke --config.rejection.temperature=0', 'above 0'),
     _row('rejection:smoke --config.tuning.optimizer.b2=3', 'optimizer.b2'),
