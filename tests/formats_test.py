@@ -18,7 +18,7 @@ from searchrl.agent import formats
 from searchrl.agent import rewards
 from searchrl.agent import tag_parser
 from searchrl.agent import tools
-from searchrl.trajectory import Passage, Trajectory, Turn
+from searchrl.trajectory import Passage, Tool, ToolResult, Trajectory, Turn
 
 CHATML = ('<|im_start|>system\nYou search.<|im_end|>\n<|im_start|>user\nThink '
           'between <think> and </think>. Search by <search> query </search>, '
@@ -163,9 +163,10 @@ def conversation(dialogue, tokenizer, *texts, prompt=None):
   for i, text in enumerate(texts):
     ids, shown = tokenizer.encode(text), ()
     action = dialogue.parse(tokenizer.decode(ids))
-    if action.is_search:
-      shown = dialogues.observation(dialogue, results, tokenizer,
-                                    passage_tokens=99, action_tokens=ids).tokens
+    if action.is_call:
+      shown = dialogues.observation(
+          dialogue, results if action.is_search else ToolResult('found'),
+          tokenizer, passage_tokens=99, action_tokens=ids).tokens
     elif action.kind == 'invalid' and i + 1 < len(texts):
       shown = dialogues.retry(dialogue, tokenizer, ids)
     turns.append(Turn(
@@ -214,6 +215,26 @@ def test_tools_are_judged_alike_in_the_frame_of_any_template(name):
     assert formats.is_well_formed(trajectory) == valid, texts
     assert formats.is_well_formed(trajectory, needs_search=True) == (
         valid and len(texts) > 1)
+
+
+@pytest.mark.parametrize('make, call', [
+    (dialogues.with_tools, '<{0}> q </{0}>'),
+    (tools.native,
+     '<tool_call>\n{{"name": "{0}", "arguments": {{"{1}": ["q"]}}}}\n'
+     '</tool_call>')])
+def test_any_search_engine_is_a_search_and_no_other_tool(make, call):
+  web = dataclasses.replace(dialogues.SEARCH, name='search_web')
+  page = Tool('page', 'Opens pages.', {
+      'type': 'object', 'properties': {'ids': {'type': 'array'}}})
+  tokenizer = chats.qwen()
+  dialogue = make(tokenizer, (dialogues.SEARCH, web, page))
+  for name, first, is_search in (
+      ('search', 'query_list', True), ('search_web', 'query_list', True),
+      ('page', 'ids', False)):
+    trajectory = conversation(
+        dialogue, tokenizer, THINK + call.format(name, first), THINK + PARIS)
+    assert formats.is_well_formed(trajectory)
+    assert formats.is_well_formed(trajectory, needs_search=True) == is_search
 
 
 def test_a_template_that_opens_each_thought_counts_after_tools_too():

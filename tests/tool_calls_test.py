@@ -91,6 +91,42 @@ def test_arguments_that_are_no_text_are_given_as_the_prompt_shows(text, action):
   assert dialogue.parse(text) == action
 
 
+@pytest.mark.parametrize('schema, text, value', [
+    ({'anyOf': [{'type': 'integer'}, {'type': 'null'}]}, '12', 12),
+    ({'anyOf': [{'type': 'integer'}, {'type': 'null'}]}, 'null', None),
+    ({'anyOf': [{'type': 'integer'}, {'type': 'string'}]}, '12', '12'),
+    ({'oneOf': [{'enum': [1, 2]}, {'const': '3'}]}, '2', 2),
+    ({'oneOf': [{'enum': [1, 2]}, {'const': '3'}]}, '3', '3'),
+    ({'enum': ['1', 2]}, '1', '1'), ({'enum': ['1', 2]}, '2', 2),
+    ({'enum': ['a', 'b']}, 'c', 'c'),
+    ({'type': 'array', 'items': {'type': 'string'}}, '["a"]', ['a']),
+    ({'$ref': '#/$defs/x'}, '12', '12'), (True, '12', '12')])
+def test_a_text_is_read_as_json_if_the_argument_cannot_be_a_text(
+    schema, text, value):
+  tool = Tool('give', 'Gives.', {
+      'type': 'object', 'properties': {'x': schema}, 'required': ['x']})
+  action = tag_parser.parse_tags(f'<give> {text} </give>', (tool,))
+  assert action == Action('give', (text,), {'x': value})
+  assert type(action.arguments['x']) is type(value)
+
+
+# Objects that programs read in different ways, or not at all.
+UNCLEAR = ('{"a": "\\ud800"}', '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}',
+           '{"a": "1", "a": "2"}', '{"a": {"b": 1, "b": 2}}',
+           '{"a": ' + '[' * 64 + ']' * 64 + '}',
+           '{"a": ' + '[' * 100_000 + ']' * 100_000 + '}')
+
+
+@pytest.mark.parametrize('text', UNCLEAR, ids=range(len(UNCLEAR)))
+def test_json_that_programs_read_in_different_ways_is_no_call(text):
+  assert TAGS.parse(f'<add>{text}</add>') == Action('add', (text,), {'a': text})
+  dialogue, _ = native()
+  call_ = '<tool_call>{"name": "add", "arguments": %s}</tool_call>'
+  assert dialogue.parse(call_ % text) == Action('invalid')
+  deep = '{"a": ' + '[' * 62 + ']' * 62 + '}'  # 64 levels with the call's own
+  assert dialogue.parse(call_ % deep).kind == 'add'
+
+
 def test_half_a_character_is_no_argument_of_a_call():
   """No server and no file would take it, so the text is the argument."""
   text = '{"a": "\\ud800"}'

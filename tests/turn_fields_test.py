@@ -53,5 +53,5 @@ def test_turns_of_rows_out_of_the_loss_stay():
 def test_rewards_that_are_not_one_per_turn_are_named():
   short = dataclasses.replace(made(turns=(SEARCH, ANSWER)), turn_rewards=(1.0,))
   with pytest.raises(ValueError, match='^turn_rewards must have one entry per '
-                     "turn, 2, but that of question 'q', sample 0, has 1"):
+                     "turn, 2, but that of question 'q', sample 0, is shorter, 1"):
     turn_fields.with_turns(collate([short]), [short])

@@ -108,9 +108,10 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
                   ) -> bool:
   """Returns whether a trajectory's response is valid, in tags or tool calls.
 
-  An invalid action makes the response invalid. Calls must be in one form: in
-  tags if their results are between <information> and </information>, otherwise
-  in JSON.
+  An invalid action makes the response invalid, and so does the lack of a search
+  if `needs_search` is True. Any search engine counts, but no other tool. Calls
+  must be in one form: in tags if their results are between <information> and
+  </information>, otherwise in JSON.
 
   Raises:
     ValueError: The trajectory comes from an old record, which has no texts.
@@ -120,10 +121,12 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
         'a trajectory must have its texts for a score of its format, but that '
         f'of question {trajectory.question.uid!r}, sample {trajectory.sample}, '
         'has none, because an older version recorded it. Sample it again.')
-  if any(turn.action.kind == 'invalid' for turn in trajectory.turns):
+  actions = [turn.action for turn in trajectory.turns]
+  if any(action.kind == 'invalid' for action in actions) or needs_search and (
+      not any(action.is_search for action in actions)):
     return False
-  called = {turn.action.kind for turn in trajectory.turns
-            if turn.action.is_call and turn.action.kind != 'search'}
+  called = {action.kind for action in actions
+            if action.is_call and action.kind != 'search'}
   tags = TAGS._replace(
       stops=(*(f'</{name}>' for name in sorted(called)), *TAGS.stops))
   in_tags = {f'<{TAGS.observation}>' in turn.observation
@@ -132,7 +135,6 @@ def is_well_formed(trajectory: Trajectory, *, needs_search: bool = False
   return any(
       is_valid(''.join(_read(turn, blocks) for turn in trajectory.turns),
                prompt=trajectory.prompt, blocks=blocks,
-               needs_search=needs_search,
                tools=() if blocks is TOOLS else sorted(called))
       for blocks in ((tags,) if True in in_tags else
                      (TOOLS,) if False in in_tags else (tags, TOOLS)))

@@ -9,10 +9,10 @@ as `>.` may have further characters after it.
 from collections.abc import Collection, Sequence
 import dataclasses
 import functools
-import json
 import re
 from typing import Any
 
+from searchrl.agent import strict_json
 from searchrl.trajectory import Action, Tool
 
 TAGS = 'think|search|information|answer|question|tool_call|tool_response'
@@ -95,21 +95,35 @@ def _arguments(tool: Tool, text: str) -> dict[str, Any]:
   """Returns the arguments between a tool's tags.
 
   A JSON object gives them by name. Any other text is the first argument, and is
-  read as JSON if this argument is not a string. No text gives no argument. An
-  object with half a surrogate pair, which other programs refuse, is a text.
+  read as JSON if this argument cannot be the text itself. No text gives no
+  argument. JSON that programs read in different ways is a text.
   """
   try:
-    arguments = json.loads(text)
-    json.dumps(arguments, ensure_ascii=False).encode()
-  except (ValueError, RecursionError):
-    arguments = None
-  if isinstance(arguments, dict):
-    return arguments
+    value = strict_json.loads(text)
+  except ValueError:
+    value = text
+  if isinstance(value, dict):
+    return value
   first = tool.parameters.get('properties', {}).get(tool.first_parameter)
-  is_text = not isinstance(first, dict) or 'string' in first.get(
-      'type', 'string')
-  value = text if is_text or arguments is None else arguments
+  value = text if _takes(first, text) else value
   return {tool.first_parameter: value} if text else {}
+
+
+def _takes(schema: Any, text: str) -> bool:
+  """Returns whether a text may be a value of a schema.
+
+  It goes by the type, the listed values or the alternatives. A schema that has
+  none of them, such as a reference, takes any text.
+  """
+  if not isinstance(schema, dict):
+    return True
+  for key in ('anyOf', 'oneOf'):
+    if key in schema:
+      return any(_takes(each, text) for each in schema[key])
+  if 'const' in schema:
+    return text == schema['const']
+  return 'string' in schema.get('type', 'string') and (
+      text in schema.get('enum', (text,)))
 
 
 def closing_block(text: str, names: tuple[str, ...] = ('search',),

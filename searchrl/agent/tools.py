@@ -21,6 +21,7 @@ from typing import Any
 
 from searchrl.agent import chat
 from searchrl.agent import dialogue as dialogues
+from searchrl.agent import strict_json
 from searchrl.agent import tag_parser
 from searchrl.agent.dialogue import SEARCH, Dialogue
 from searchrl.agent.markup import neutralise
@@ -238,13 +239,12 @@ def in_tags(text: str) -> str:
 def _read_call(call: str) -> tuple[str, dict[str, Any]]:
   """Returns the name and the arguments of a call; ('', {}) if invalid."""
   try:
-    body = json.loads(call, object_pairs_hook=_unique)
+    body = strict_json.loads(call)
     if body.get('type') == 'function':  # which Llama 3.1 writes
       del body['type']
     key, = body.keys() - {'name'}
     name, arguments = body['name'], body[key]
-    json.dumps(arguments, ensure_ascii=False).encode()  # no half surrogate pair
-  except (ValueError, KeyError, AttributeError, RecursionError):
+  except (ValueError, KeyError, AttributeError):
     return '', {}
   is_call = (key in _ARGUMENTS and isinstance(name, str)
              and isinstance(arguments, dict))
@@ -259,17 +259,6 @@ def _queries(arguments: dict[str, Any]) -> tuple[str, ...]:
     return ()
   queries = tuple(query.strip() for query in queries)
   return queries if all(queries) else ()
-
-
-def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-  """Returns a JSON object's pairs as a dict.
-
-  Raises:
-    ValueError: A key occurs twice.
-  """
-  if len(dict(pairs)) < len(pairs):
-    raise ValueError('a key occurs twice')
-  return dict(pairs)
 
 
 def tool_turn(thought: str, action: Action) -> str:

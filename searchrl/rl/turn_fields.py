@@ -41,11 +41,13 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory],
       continue
     rewards = trajectory.turn_rewards or (None,) * len(trajectory.turns)
     if len(rewards) != len(trajectory.turns):
+      is_longer = len(rewards) > len(trajectory.turns)
       raise ValueError(
           'turn_rewards must have one entry per turn, '
           f'{len(trajectory.turns)}, but that of question '
-          f'{trajectory.question.uid!r}, sample {trajectory.sample}, has '
-          f'{len(rewards)}. Give None for a turn without a reward.')
+          f'{trajectory.question.uid!r}, sample {trajectory.sample}, is '
+          f'{"longer" if is_longer else "shorter"}, {len(rewards)}. Give None '
+          'for a turn without a reward.')
     numbered = enumerate(rewards, start=1)
     for row, context in enumerate(trajectory.contexts, start=first):
       end = len(context.prompt_tokens)
