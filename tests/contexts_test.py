@@ -108,6 +108,20 @@ def test_dropped_observations_are_the_oldest_and_their_actions_stay():
   assert all(' a a a' in turn.observation for turn in trajectory.turns[:-1])
 
 
+@pytest.mark.parametrize('rule, turns', [
+    ('stop', 1), ('drop', 1), ('summarise', 1), ('summarise', 2)])
+def test_an_observation_that_fits_nowhere_is_not_recorded_as_read(rule, turns):
+  action = '<search>' + 'c' * (60 if turns == 1 else 9) + '</search>'
+  trajectory, kept = rollout(
+      action, 'notes ' * 5, action, when_full=rule, max_new_tokens=100,
+      length=120 if turns == 1 else 185)
+  assert trajectory.stop_reason == 'length_limit'
+  assert len(trajectory.turns) == turns
+  assert trajectory.searches == 0
+  assert not any(turn.observation for turn in trajectory.turns)
+  assert trajectory.contexts[0].tokens == kept[0]
+
+
 def test_there_are_no_more_contexts_than_allowed():
   for most in (2, 3):
     trajectory, kept = rollout(

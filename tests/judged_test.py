@@ -309,13 +309,16 @@ def test_the_solver_of_a_run_judges_in_process():
              for texts in tries] for tries in verdicts[:len(questions)]]
 
   verdicts = [([], ['Hm. <answer> \nVerdict: correct\n</answer>']),
-              (['Verdict: incorrect'], ['Verdict: correct']), ([], ['Hm.'])]
+              (['Verdict: incorrect'], ['Verdict: correct']), ([], ['Hm.']),
+              ([], [])]  # without a turn, because the prompt is too long
   by_model = judged.judged_in_process(play, tries=2)
   assert by_model.collective
-  right, wrong, none, error = by_model([
-      answered('Albi'), answered('Lot'), answered(None), answered('Tarn')])
+  right, wrong, none, error, long = by_model([
+      answered('Albi'), answered('Lot'), answered(None), answered('Tarn'),
+      answered('Lot ' * 400)])
   assert [s.reward for s in (right, wrong, none)] == [1, 0, 0]
   assert error.kind == 'no_verdict'
+  assert long.kind == 'too_long' and 'max_prompt_tokens' in long.detail
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import tiny
 
 from searchrl.agent import dialogue as dialogues
 from searchrl.search.corpus import Corpus
+from searchrl.experiment import toolsets
 from searchrl.toolbox import sandbox
 from searchrl.toolbox import toolbox
 from searchrl.trajectory import (
@@ -365,6 +366,11 @@ def test_a_name_of_your_own_has_a_kind():
   assert result == ToolResult('2')
 
 
+def web():
+  """A tool whose name is that of an engine."""
+  return Tool('search_web', 'Searches the web.', {}, list)
+
+
 @pytest.mark.parametrize('names, options, message', [
     (('serch',), {}, "tools must each be search, open, calculate, python, mcp, "
      "or 'module:function' of your own, but one is 'serch'."),
@@ -394,7 +400,16 @@ def test_a_name_of_your_own_has_a_kind():
     (('json:loads',), {}, 'tool_options.json:loads.s must be given'),
     (('platform:node',), {}, 'functions that return a Tool, or several, but '
      'platform:node returned'),
+    (('toolbox_test:web',), {}, "toolbox_test:web returned a tool 'search_web'. "
+     "Rename it; or, .* name the engine in tool_options.search_web.engine"),
 ])
 def test_what_cannot_be_a_tool_is_refused(names, options, message):
   with pytest.raises(ValueError, match=message):
     made(*names, **options)
+
+
+def test_keys_of_an_option_that_are_no_texts_are_refused():
+  options = {'calculate': {'names': [{'a': {1: 'one'}}]}}
+  with pytest.raises(ValueError, match='^tool_options.calculate.names.a must '
+                     "have texts as keys, .* has 1. Write '1'"):
+    toolsets.listed({'tools': ('calculate',), 'tool_options': options})

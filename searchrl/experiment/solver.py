@@ -3,6 +3,7 @@
 """The solver: a frozen model whose answers a reward needs.
 
 It answers questions in the engine of the policy, between the policy's rollouts.
+Its only tool is the search, even if the policy has more.
 """
 
 from collections.abc import Mapping, Sequence

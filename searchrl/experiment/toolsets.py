@@ -23,11 +23,13 @@ def listed(config) -> tuple[Tool, ...]:
   If config.tools names an MCP server, the first call in a process starts it.
 
   Raises:
-    ValueError: A tool of config.tools does not exist, or refuses its options.
+    ValueError: A tool of config.tools does not exist, or refuses its options,
+      or an option has a dict whose keys are not texts.
   """
   options = config.get('tool_options') or {}
   if hasattr(options, 'to_dict'):
     options = options.to_dict()
+  _check_keys(options, 'tool_options')
   return _listed(tuple(config.get('tools', ('search',))),
                  json.dumps(options, sort_keys=True))
 
@@ -35,6 +37,19 @@ def listed(config) -> tuple[Tool, ...]:
 @functools.cache
 def _listed(names: tuple[str, ...], options: str) -> tuple[Tool, ...]:
   return toolbox.make(names, json.loads(options), dialogues.SEARCH, _engine)
+
+
+def _check_keys(value: Any, field: str) -> None:
+  """Raises a ValueError if a dict of an option has keys other than texts."""
+  if isinstance(value, Mapping):
+    for key, inner in value.items():
+      if not isinstance(key, str):
+        raise ValueError(f'{field} must have texts as keys, as JSON has, but '
+                         f'has {key!r}. Write {str(key)!r}.')
+      _check_keys(inner, f'{field}.{key}')
+  elif isinstance(value, (list, tuple)):
+    for inner in value:
+      _check_keys(inner, field)
 
 
 def note_served(config, note: Callable[..., None]) -> None:

@@ -89,6 +89,11 @@ def run(config, workdir: str) -> None:
   for check in (config_checks.check, config_checks.check_questions,
                 config_checks.check_worlds, config_checks.check_training_data):
     check(config)
+  if config.rollout.budgets.when_full != 'stop':
+    raise ValueError(
+        "rollout.budgets.when_full must be 'stop' for demonstrations, which "
+        f'have one context, but is {config.rollout.budgets.when_full!r}. Leave '
+        'it out, and raise rollout.max_length for long ones.')
   config = model_defaults.resolved(config, folder)
   model, scorer = policy.folder_of(config), build.scorer(config)
   check_writes(model.dialogue, config.dialogue)

@@ -222,6 +222,7 @@ class _Slots:
       self._keep_room(entry)
       budget = min(self.budgets.max_new_tokens, self._room(entry))
       if budget < 1:  # not one token could be sampled
+        entry.forget_unread()
         self._finish(entry, 'length_limit')
         continue
       entries.append(entry)

@@ -55,6 +55,8 @@ _GRADE = re.compile(  # an article is no grade: "A careful look shows"
     r'''(?i:\bnot|n['’]t)[ _*"'(]+(?:A(?! [a-z])|CORRECT|ATTEMPTED)\b'''
     r'|\b(?:(A(?! [a-z])|CORRECT)|B|INCORRECT|C)\b')
 _ANSWER_CHARS = 2000  # number of characters of an answer that a judge reads
+_TOO_LONG = ('the prompt of the grader leaves no room for a reply. Raise '
+             'solver.budgets.max_prompt_tokens, or rollout.max_length')
 _PAUSE_SECS = 0.1  # pause before prompts are asked again
 Verdict = bool | JudgeError
 
@@ -150,6 +152,8 @@ def judged_in_process(play: rewards.Play, *, tries: int = 1,
       texts = iter([''.join(turn.text for turn in t.turns) for t in replies])
       found[prompt] = _first_verdict(
           lambda prompt, number: next(texts), prompt, tries, form)
+      if not any(t.turns for t in replies):
+        found[prompt] = JudgeError('too_long', _TOO_LONG)
     return found
 
   return rewards.Judge(

@@ -32,6 +32,19 @@ class Unfinished:
     self.trajectory = dataclasses.replace(self.trajectory, turns=(
         *earlier, dataclasses.replace(last, **fields)))
 
+  def forget_unread(self) -> None:
+    """Removes the observation that the policy would have read after its lead.
+
+    `follow` may be called after the observation was recorded, and before it is
+    known whether the lead fits into the slot.
+    """
+    turns = [*self.trajectory.turns]
+    if self.lead:
+      index = -2 if turns[-1].action.kind == 'summary' else -1
+      turns[index] = dataclasses.replace(
+          turns[index], observation_tokens=(), observation='')
+    self.trajectory = dataclasses.replace(self.trajectory, turns=tuple(turns))
+
   def follow(self, lead: tuple[int, ...], *, opens_context: bool) -> None:
     """Sets the tokens that the policy reads next instead of an observation.
 

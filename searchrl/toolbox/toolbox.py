@@ -81,11 +81,18 @@ def _make(name: str, options: dict[str, Any]) -> Sequence[Tool]:
       TOOLS.get(kind, kind), options, field=f'tool_options.{name}',
       ours=', '.join(TOOLS))
   if isinstance(made, Tool):
-    return [dataclasses.replace(made, name=name) if name != kind else made]
+    made = [dataclasses.replace(made, name=name) if name != kind else made]
   if not isinstance(made, Sequence) or not made or not all(
       isinstance(tool, Tool) for tool in made):
     raise ValueError(f'tools must name functions that return a Tool, or '
                      f'several, but {kind} returned {made!r}.')
+  for tool in made:
+    if is_search(tool.name):
+      raise ValueError(
+          'the names search and search_... are for search engines, but '
+          f'{kind} returned a tool {tool.name!r}. Rename it; or, if it is an '
+          f'engine, put {tool.name!r} in tools, and name the engine in '
+          f'tool_options.{tool.name}.engine.')
   return made
 
 
