@@ -76,10 +76,10 @@ class Client:
   def __getattr__(self, name):
     return getattr(self.client, name)
 
-  def key_value_set_bytes(self, key, value):
+  def key_value_set_bytes(self, key, value, **options):
     global largest
     largest = max(largest, len(value))
-    return self.client.key_value_set_bytes(key, value)
+    return self.client.key_value_set_bytes(key, value, **options)
 
 
 processes.initialize()

@@ -92,6 +92,35 @@ def test_what_follows_a_phase_that_is_run_again_is_no_longer_done(tmp_path):
   assert names() == ['second', 'third']
 
 
+def test_phases_are_in_the_order_of_the_field_not_of_their_names(tmp_path):
+  def ordered(**fields):
+    result = config()
+    with result.unlocked():
+      result.phases.apart = dict(result.phases.first, name='apart')
+      result.phases.apply = dict(
+          result.phases.third, name='apply', reads=('{workdir}/tune/b',))
+      result.phases.tune = dict(
+          result.phases.second, name='tune', reads=('{workdir}/first/a',))
+      for name in ('second', 'third'):
+        del result.phases[name]
+      result.order = ('first', 'apart', 'tune', 'apply')
+      result.update(fields)
+    return result
+
+  RUN.clear()
+  phases.run(ordered(), str(tmp_path))
+  assert names() == ['first', 'apart', 'tune', 'apply']
+  phases.run(ordered(), str(tmp_path))
+  assert not names()
+  changed = ordered(order=('tune',))
+  changed.phases.tune.number = 2
+  phases.run(changed, str(tmp_path))
+  assert names() == ['tune']
+  changed.order = ordered().order
+  phases.run(changed, str(tmp_path))
+  assert names() == ['apply']  # `first` and `apart` are done
+
+
 def test_the_error_of_a_phase_names_the_flag_that_it_has_here(tmp_path):
   with pytest.raises(ValueError, match=r'^second fails\. Set '
                      r'--config\.phases\.second\.fails=False\.$'):

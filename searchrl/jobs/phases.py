@@ -13,6 +13,7 @@ import copy
 import functools
 import json
 import pathlib
+import re
 from typing import Any
 
 from searchrl.runtime import atomic_files
@@ -54,7 +55,7 @@ def run(config, workdir: str) -> None:
       continue
     is_changed = True  # what follows may read other files than before
     processes.on_first(f'{name}!', functools.partial(
-        _forget, pathlib.Path(workdir), [*config.phases], name))
+        _forget, pathlib.Path(workdir), _affected(config, name)))
     processes.say(f'\nPhase {number} of {len(phases)}, {name}: {here}')
     host_memory.give_back()  # memory of the phase before
     try:
@@ -66,9 +67,26 @@ def run(config, workdir: str) -> None:
         here / DONE, _record(phase)))
 
 
-def _forget(workdir: pathlib.Path, names: Sequence[str], first: str) -> None:
-  """Deletes the files that mark the phase `first` and later ones as done."""
-  for name in names[names.index(first):]:
+def _affected(config, first: str) -> list[str]:
+  """Returns the names of a phase and of all phases that depend on its files.
+
+  These are the later ones in `order`, and of those that are not in `order` the
+  ones whose configs name a folder of such a phase, or the whole directory.
+  """
+  names = [*config.order[config.order.index(first):]]
+  texts = {name: phase.to_json() for name, phase in config.phases.items()
+           if name not in config.order}
+  for name in names:  # which grows
+    reads = re.compile(
+        rf'{re.escape(WORKDIR)}(?:/{re.escape(name)}(?![\w.-])|(?!/))')
+    names += [other for other, text in texts.items()
+              if other not in names and reads.search(text)]
+  return names
+
+
+def _forget(workdir: pathlib.Path, names: Sequence[str]) -> None:
+  """Deletes the files that mark phases as done."""
+  for name in names:
     (workdir / name / DONE).unlink(missing_ok=True)
 
 
