@@ -14,9 +14,8 @@ def loads(text: str) -> Any:
 
   Raises:
     ValueError: The text is not JSON, or programs read it in different ways: an
-      object has a key twice, a number is NaN, infinite or too large for a
-      float64, a string has half a surrogate pair, or there are more than 64
-      levels.
+      object has a key twice, a number is NaN or infinite, as 1e999 is, a string
+      has half a surrogate pair, or there are more than 64 levels.
   """
   try:
     value = json.loads(text, object_pairs_hook=_unique)

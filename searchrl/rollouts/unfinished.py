@@ -38,11 +38,12 @@ class Unfinished:
     `follow` may be called after the observation was recorded, and before it is
     known whether the lead fits into the slot.
     """
+    if not self.lead:
+      return
     turns = [*self.trajectory.turns]
-    if self.lead:
-      index = -2 if turns[-1].action.kind == 'summary' else -1
-      turns[index] = dataclasses.replace(
-          turns[index], observation_tokens=(), observation='')
+    index = -2 if turns[-1].action.kind == 'summary' else -1
+    turns[index] = dataclasses.replace(
+        turns[index], observation_tokens=(), observation='')
     self.trajectory = dataclasses.replace(self.trajectory, turns=tuple(turns))
 
   def follow(self, lead: tuple[int, ...], *, opens_context: bool) -> None:
