@@ -28,6 +28,8 @@ def get_config(text: str = '') -> ml_collections.ConfigDict:
   config.job = 'searchrl.jobs.demonstrate:run'
   for name in _PARTS:
     config[name] = base[name]
+  for name in ('evaluate', 'mix', 'weights'):
+    del config.data[name]  # they choose questions of evaluation and of training
   config.demonstrations = dict(
       # Author of the turns: a script that follows chains, or a served model.
       source=field('chains', one_of=('chains', 'teacher')),

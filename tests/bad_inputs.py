@@ -550,6 +550,8 @@ JOBS = (
     _row('sft:smoke --config.learner.pack_length=17', 'learner.pack_length must '
          'hold a conversation'),
     _row('sft:smoke --config.model.path=/no', 'model.path must be a folder'),
+    _row('demonstrations:smoke "--config.data.mix=((0,(1,0)),)"',
+         '--config.data.mix must be a field of configs/demonstrations.py'),
     _row('demonstrations:smoke --config.rollout.budgets.when_full=drop',
          "rollout.budgets.when_full must be 'stop' for demonstrations"),
     _row('rejection:smoke --config.rejection.samples=0', 'rejection.samples'),
