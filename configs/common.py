@@ -351,10 +351,11 @@ def plan() -> dict[str, Any]:
 
 def as_evaluated(config: ml_collections.ConfigDict
                 ) -> ml_collections.ConfigDict:
-  """Returns the config of a job that does not train by it.
+  """Returns the config without the fields that only training reads.
 
-  Fields that only training reads are deleted. The engine of evaluation, if
-  there is one, becomes config.search.
+  It is for jobs that do not train, or that train by another config, as rejection
+  sampling does. The engine of evaluation, if there is one, becomes
+  config.search.
   """
   for name in ('learner', 'optimizer', 'critic', 'importance_correction',
                'guards', 'train'):

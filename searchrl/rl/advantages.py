@@ -23,9 +23,10 @@ mask.
 
 Shapes that do not match raise a ValueError. Outside jit, an id out of range
 raises a ValueError, and so does a reward that counts but is NaN or infinite.
-Nothing can be raised under jit. There, a row that counts and whose id is out of
-range gets NaN. The group of such a reward gets no valid advantages;
-`rollouts.scoring` prevents this.
+Nothing can be raised under jit. There, a row that counts gets NaN if its id is
+out of range, and the group of a reward that is not finite gets no valid
+advantages. `trajectory.collate` prevents the first, `rollouts.scoring` the
+second.
 """
 
 import types

@@ -13,7 +13,7 @@ between the two. All functions share these conventions:
 
 Shapes that differ and options out of range raise a ValueError. To keep ratios
 finite, their logs are clipped to [-20, 20] nats. The results are in float32, or
-in float64 if an input is: in bfloat16, a ratio of 1 + 4e-4 is 1.
+in float64 if an input is, because bfloat16 rounds a ratio of 1 + 4e-4 to 1.
 """
 
 import jax

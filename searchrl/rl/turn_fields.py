@@ -39,16 +39,7 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory],
   for first, trajectory in zip(itertools.count(0, contexts), trajectories):
     if not batch.in_baseline[first]:
       continue
-    rewards = trajectory.turn_rewards or (None,) * len(trajectory.turns)
-    if len(rewards) != len(trajectory.turns):
-      is_longer = len(rewards) > len(trajectory.turns)
-      raise ValueError(
-          'turn_rewards must have one entry per turn, '
-          f'{len(trajectory.turns)}, but that of question '
-          f'{trajectory.question.uid!r}, sample {trajectory.sample}, is '
-          f'{"longer" if is_longer else "shorter"}, {len(rewards)}. Give None '
-          'for a turn without a reward.')
-    numbered = enumerate(rewards, start=1)
+    numbered = enumerate(_turn_rewards(trajectory), start=1)
     for row, context in enumerate(trajectory.contexts, start=first):
       end = len(context.prompt_tokens)
       # A state is a group and a prompt, or an earlier state and what was read.
@@ -65,3 +56,16 @@ def with_turns(batch: Batch, trajectories: Sequence[Trajectory],
   fields: dict[str, Any] = dict(  # numpy, like all of a Batch on the host
       turn_ids=turn_ids, turn_rewards=turn_rewards, state_ids=state_ids)
   return dataclasses.replace(batch, **fields)
+
+
+def _turn_rewards(trajectory: Trajectory) -> Sequence[float | None]:
+  """Returns the reward of each turn, or raises `with_turns`'s ValueError."""
+  turns = len(trajectory.turns)
+  rewards = trajectory.turn_rewards or (None,) * turns
+  if len(rewards) != turns:
+    raise ValueError(
+        f'turn_rewards must have one entry per turn, {turns}, but that of '
+        f'question {trajectory.question.uid!r}, sample {trajectory.sample}, is '
+        f'{"longer" if len(rewards) > turns else "shorter"}, {len(rewards)}. '
+        'Give None for a turn without a reward.')
+  return rewards
